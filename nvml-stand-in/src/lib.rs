@@ -1,0 +1,1 @@
+//! A scripted `libnvidia-ml.so.1`.

@@ -1,0 +1,18 @@
+//! `mps-exporter`: who dies with whom under NVIDIA's Multi-Process Service.
+//!
+//! Sources turn the world into [`event::Event`]s, one owner applies them to the pure model in [`engine`], outlets read
+//! immutable snapshots and receive incidents. ARCHITECTURE.md shows the flow and where to change what.
+
+pub mod cli;
+pub mod config;
+pub mod engine;
+pub mod event;
+pub mod http;
+pub mod identity;
+pub mod metrics;
+pub mod outlet;
+pub mod source;
+pub mod sys;
+pub mod telemetry;
+pub mod time;
+pub mod xid;

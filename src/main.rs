@@ -1,0 +1,3 @@
+//! The `mps-exporter` command.
+
+fn main() {}

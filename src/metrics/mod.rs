@@ -1,0 +1,1 @@
+//! Snapshots as metrics: one table of families, two text formats.

@@ -1,0 +1,1 @@
+//! Outlets: the incident journal, Alertmanagers, hooks, restarts.

@@ -1,0 +1,1 @@
+//! The control daemon: its socket, its lock and where it is.

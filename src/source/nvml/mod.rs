@@ -1,0 +1,1 @@
+//! NVML: devices, MIG, MPS client pids, memory, modes and Xid events.

@@ -1,0 +1,1 @@
+//! The Xid catalogue, and what each code means for MPS clients.
