@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::identity::{DaemonName, DeviceName, PciAddress, ProcessId, Workload};
 use crate::time::Moment;
@@ -611,7 +611,7 @@ pub struct Xid {
 }
 
 /// Who told of an Xid; the label `source`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum XidSource {
     /// The kernel log.

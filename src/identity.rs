@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The name of a control daemon: the metric label `daemon`, unique on the node.
 pub type DaemonName = Arc<str>;
@@ -47,7 +47,7 @@ pub enum DeviceName {
 }
 
 /// Who a process works for.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Workload {
     /// A Kubernetes container. Names are absent until the pod's name is known.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::identity::Workload;
 
 /// An incident on a coupled set, in the form of `/api/v1/incidents` and of the journal.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Incident {
     /// Stable, sorts by time: the opening time in milliseconds as 12 hex digits, a dash, and a hash of what opened it.
     pub id: Arc<str>,
@@ -30,7 +30,7 @@ pub struct Incident {
     pub server: Option<Arc<str>>,
     /// `fault_domain` labels.
     pub fault_domains: Vec<Arc<str>>,
-    /// The devices of those domains.
+    /// The devices of those domains: one for each of `fault_domains`, in the same order.
     pub devices: Vec<IncidentDevice>,
     /// Who did it; `None` when no source named one.
     pub culprit: Option<Culprit>,
@@ -77,7 +77,7 @@ pub enum Cause {
 }
 
 /// A device of an incident.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IncidentDevice {
     /// The label `UUID`.
     #[serde(rename = "UUID")]
@@ -90,7 +90,7 @@ pub struct IncidentDevice {
 }
 
 /// Who did it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Culprit {
     /// Pid as the daemon names it (`server_log`) or the host's (`xid_channel`).
     pub pid: u32,
@@ -113,7 +113,7 @@ pub enum CulpritEvidence {
 }
 
 /// A lost client.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Victim {
     /// Pid as the daemon names it.
     pub pid: u32,
@@ -142,7 +142,7 @@ pub enum VictimEvidence {
 }
 
 /// An Xid of an incident.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IncidentXid {
     /// The code.
     pub xid: u32,
@@ -157,7 +157,7 @@ pub struct IncidentXid {
 }
 
 /// How the node comes back.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Recovery {
     /// Pids, as the daemon names them, that have not exited: until they do, the server refuses new clients.
     pub blocked_by: Vec<u32>,
@@ -168,7 +168,7 @@ pub struct Recovery {
 }
 
 /// A line that an incident rests on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evidence {
     /// Where it came from: `server.log`, `control.log`, `kmsg`, `nvml`, `proc`.
     pub source: Arc<str>,
