@@ -4,9 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+use jiff::Timestamp;
+use prometheus::{
+    GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
+};
 
 use crate::event::LogFile;
+use crate::metrics::families::{self, Family};
+use crate::time::unix_seconds;
 
 /// Buckets of `mps_control_query_duration_seconds`: a healthy session takes about a millisecond, the deadline is 2 s.
 const QUERY_BUCKETS: [f64; 9] = [0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0];
@@ -32,8 +37,10 @@ struct Inner {
     alerts_dropped: IntCounterVec,
     hook_runs: IntCounterVec,
     restarts: IntCounterVec,
+    restart_last: GaugeVec,
     journal_errors: IntCounter,
     config_reloads: IntCounterVec,
+    web_config_reloads: IntCounterVec,
     task_restarts: IntCounterVec,
 }
 
@@ -75,6 +82,18 @@ pub fn file_label(file: LogFile) -> &'static str {
     }
 }
 
+fn reload_label(accepted: bool) -> &'static str {
+    if accepted { "accepted" } else { "refused" }
+}
+
+/// Both results, from 0.
+fn reloads(counters: IntCounterVec) -> IntCounterVec {
+    for accepted in [true, false] {
+        counters.with_label_values(&[reload_label(accepted)]);
+    }
+    counters
+}
+
 impl Default for Telemetry {
     fn default() -> Self {
         Telemetry::new()
@@ -85,103 +104,52 @@ impl Telemetry {
     /// All counters, registered and at 0.
     pub fn new() -> Telemetry {
         let registry = Registry::new();
-        let counters = |name: &str, help: &str, labels: &[&str]| {
-            let made = IntCounterVec::new(Opts::new(name, help), labels)
-                .expect("constant name and labels are valid");
+        let options = |family: &Family| Opts::new(family.name, family.help);
+        let counters = |family: &Family| {
+            let made = IntCounterVec::new(options(family), family.labels)
+                .expect("the table's names and labels are valid");
             registry.register(Box::new(made.clone())).expect("each name is registered once");
             made
         };
-        let counter = |name: &str, help: &str| {
-            let made = IntCounter::new(name, help).expect("constant name is valid");
+        let counter = |family: &Family| {
+            let made = IntCounter::with_opts(options(family)).expect("the table's names are valid");
             registry.register(Box::new(made.clone())).expect("each name is registered once");
             made
         };
-        let log_lag = IntGaugeVec::new(
-            Opts::new(
-                "mps_log_lag_bytes",
-                "Bytes of an MPS log that are written but not read yet (stat of the file).",
-            ),
-            &["daemon", "file"],
-        )
-        .expect("constant name and labels are valid");
+        let log_lag = IntGaugeVec::new(options(&families::LOG_LAG), families::LOG_LAG.labels)
+            .expect("the table's names and labels are valid");
         registry.register(Box::new(log_lag.clone())).expect("each name is registered once");
+        let duration = &families::CONTROL_QUERY_DURATION;
         let control_query_duration = HistogramVec::new(
-            HistogramOpts::new(
-                "mps_control_query_duration_seconds",
-                "Duration of sessions with the MPS control daemon.",
-            )
-            .buckets(QUERY_BUCKETS.to_vec()),
-            &["daemon", "result"],
+            HistogramOpts::new(duration.name, duration.help).buckets(QUERY_BUCKETS.to_vec()),
+            duration.labels,
         )
-        .expect("constant name and labels are valid");
+        .expect("the table's names and labels are valid");
         registry.register(Box::new(control_query_duration.clone())).expect("each name is registered once");
+        let restart_last =
+            GaugeVec::new(options(&families::DAEMON_RESTART_LAST), families::DAEMON_RESTART_LAST.labels)
+                .expect("the table's names and labels are valid");
+        registry.register(Box::new(restart_last.clone())).expect("each name is registered once");
         Telemetry(Arc::new(Inner {
             version: AtomicU64::new(0),
-            log_lines: counters(
-                "mps_log_lines_total",
-                "Lines read from MPS logs. An unrecognized line is in no known grammar and changed nothing.",
-                &["daemon", "file", "class"],
-            ),
-            log_bytes: counters("mps_log_bytes_total", "Bytes read from MPS logs.", &["daemon", "file"]),
+            log_lines: counters(&families::LOG_LINES),
+            log_bytes: counters(&families::LOG_BYTES),
             log_lag,
-            log_lost: counters(
-                "mps_log_discontinuities_total",
-                "Times that an MPS log was truncated, replaced or cut so that lines may have been missed.",
-                &["daemon", "file", "reason"],
-            ),
-            control_queries: counters(
-                "mps_control_queries_total",
-                "Sessions of this exporter with the MPS control daemon, by result.",
-                &["daemon", "result"],
-            ),
+            log_lost: counters(&families::LOG_DISCONTINUITIES),
+            control_queries: counters(&families::CONTROL_QUERIES),
             control_query_duration,
-            kmsg_lost: counter(
-                "mps_kmsg_records_lost_total",
-                "Kernel log records that were overwritten before they could be read (sequence gaps of /dev/kmsg).",
-            ),
-            kmsg_rejected: counter(
-                "mps_kmsg_records_injected_total",
-                "Xid lines in the kernel log that a user process wrote, not the kernel (facility above 0): not believed.",
-            ),
-            source_errors: counters(
-                "mps_exporter_source_errors_total",
-                "Errors of a source, by reason.",
-                &["source", "reason"],
-            ),
-            alerts_sent: counters(
-                "mps_alerts_sent_total",
-                "Posts of alerts to an Alertmanager, by result.",
-                &["alertmanager", "result"],
-            ),
-            alerts_dropped: counters(
-                "mps_alerts_dropped_total",
-                "Alerts given up because the queue to an Alertmanager was full or the alert too old.",
-                &["alertmanager"],
-            ),
-            hook_runs: counters(
-                "mps_hook_runs_total",
-                "Runs of remediation hooks, by result.",
-                &["hook", "result"],
-            ),
-            restarts: counters(
-                "mps_daemon_restarts_total",
-                "Restarts of an MPS control daemon that this exporter tried, by result.",
-                &["daemon", "result"],
-            ),
-            journal_errors: counter(
-                "mps_journal_errors_total",
-                "Writes to the incident journal that failed. The incidents paged all the same.",
-            ),
-            config_reloads: counters(
-                "mps_exporter_config_reloads_total",
-                "Reloads of the configuration file, by result. A refused file leaves the old configuration in force.",
-                &["result"],
-            ),
-            task_restarts: counters(
-                "mps_exporter_task_restarts_total",
-                "Restarts of a task of this exporter that ended unexpectedly.",
-                &["task"],
-            ),
+            kmsg_lost: counter(&families::KMSG_RECORDS_LOST),
+            kmsg_rejected: counter(&families::KMSG_RECORDS_INJECTED),
+            source_errors: counters(&families::SOURCE_ERRORS),
+            alerts_sent: counters(&families::ALERTS_SENT),
+            alerts_dropped: counters(&families::ALERTS_DROPPED),
+            hook_runs: counters(&families::HOOK_RUNS),
+            restarts: counters(&families::DAEMON_RESTARTS),
+            restart_last,
+            journal_errors: counter(&families::JOURNAL_ERRORS),
+            config_reloads: reloads(counters(&families::CONFIG_RELOADS)),
+            web_config_reloads: reloads(counters(&families::WEB_CONFIG_RELOADS)),
+            task_restarts: counters(&families::TASK_RESTARTS),
             registry,
         }))
     }
@@ -277,6 +245,7 @@ impl Telemetry {
     /// A daemon restart was tried: `result` is one of a few constant words.
     pub fn daemon_restart(&self, daemon: &str, result: &'static str) {
         self.0.restarts.with_label_values(&[daemon, result]).inc();
+        self.0.restart_last.with_label_values(&[daemon, result]).set(unix_seconds(Timestamp::now()));
         self.changed();
     }
 
@@ -288,7 +257,13 @@ impl Telemetry {
 
     /// The configuration was read again.
     pub fn config_reload(&self, accepted: bool) {
-        self.0.config_reloads.with_label_values(&[if accepted { "accepted" } else { "refused" }]).inc();
+        self.0.config_reloads.with_label_values(&[reload_label(accepted)]).inc();
+        self.changed();
+    }
+
+    /// The web configuration, or a certificate that it names, was read again.
+    pub fn web_config_reload(&self, accepted: bool) {
+        self.0.web_config_reloads.with_label_values(&[reload_label(accepted)]).inc();
         self.changed();
     }
 

@@ -1,1 +1,3 @@
-//! Snapshots as metrics: one table of families, two text formats.
+//! What is exposed: the table of families, the collector over a snapshot, both text formats.
+
+pub mod families;
