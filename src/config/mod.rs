@@ -1,9 +1,22 @@
 //! The validated configuration. `raw` parses the file, `diagnostics` says what is wrong with it.
 
+mod diagnostics;
+mod duration;
+mod node;
+mod raw;
+mod reload;
+mod table;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use diagnostics::{ConfigError, Diagnostic};
+pub use duration::{NotADuration, format_duration, parse_duration};
+pub use reload::{Reload, ReloadRequest};
 
 /// Everything that a configuration file can say, with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Default)]
