@@ -2,4 +2,5 @@
 #![allow(unsafe_code)]
 
 pub mod async_fd;
+pub mod lock;
 pub mod namespace;

@@ -1,1 +1,4 @@
-//! The control daemon: its socket, its lock and where it is.
+//! The control daemon: who is there, whether it lives, and what it answers.
+
+pub mod answers;
+pub mod wire;
