@@ -1,1 +1,12 @@
 //! `/proc` and pidfds: who a pid is, who it works for, and when it ends.
+
+pub mod cache;
+pub mod cgroup;
+pub mod pidfd;
+pub mod pod_logs;
+pub mod proc;
+pub mod rooted;
+pub mod worker;
+
+#[cfg(test)]
+mod testing;
