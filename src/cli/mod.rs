@@ -1,1 +1,4 @@
 //! The commands: one file each.
+
+pub mod explain;
+pub mod text;

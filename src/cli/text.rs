@@ -1,0 +1,42 @@
+//! Plain text that fits the terminal.
+
+use std::fmt::Write as _;
+
+/// Columns to fill: the terminal's, else 80; never so many that lines get hard to read.
+pub fn width() -> usize {
+    let terminal = rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| usize::from(size.ws_col));
+    terminal.filter(|columns| *columns > 0).unwrap_or(80).clamp(30, 100)
+}
+
+/// Appends `text` in lines of at most `width` columns. The first line follows what is already on it, `indent`
+/// columns wide; the others begin with as many spaces. A word that is too long stays whole.
+pub fn wrap_into(out: &mut String, text: &str, indent: usize, width: usize) {
+    let mut column = indent;
+    for (index, word) in text.split_whitespace().enumerate() {
+        let length = word.chars().count();
+        if index > 0 {
+            if column + 1 + length > width {
+                let _infallible = write!(out, "\n{:indent$}", "");
+                column = indent;
+            } else {
+                out.push(' ');
+                column += 1;
+            }
+        }
+        out.push_str(word);
+        column += length;
+    }
+    out.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_fit_and_no_word_is_lost() {
+        let mut out = String::from("  - ");
+        wrap_into(&mut out, "one two  three\nextraordinarily four", 4, 14);
+        assert_eq!(out, "  - one two\n    three\n    extraordinarily\n    four\n");
+    }
+}
