@@ -16,3 +16,10 @@ pub mod sys;
 pub mod telemetry;
 pub mod time;
 pub mod xid;
+
+// Lets the builders of `tests/support` serve the unit tests too.
+#[cfg(test)]
+extern crate self as mps_exporter;
+#[cfg(test)]
+#[path = "../tests/support/nodes.rs"]
+mod test_nodes;

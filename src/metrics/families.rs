@@ -11,7 +11,7 @@ pub const DOMAIN_LABELS: [&str; 4] = ["fault_domain", "gpu", "UUID", "GPU_I_ID"]
 /// A metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Family {
-    /// The name as PromQL uses it, with `_total` or `_info`.
+    /// The name as queries use it, with `_total` or `_info`.
     pub name: &'static str,
     /// What it means and which source says so; one line.
     pub help: &'static str,

@@ -1,0 +1,154 @@
+//! Renders `/metrics` once per change and lets every scrape share the bytes.
+
+use std::io::Write as _;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use prometheus::core::Collector as _;
+use prometheus::proto::{LabelPair, MetricFamily};
+use prometheus::{Registry, TextEncoder};
+use tracing::warn;
+
+use crate::config::Collectors;
+use crate::engine::incident::Cause;
+use crate::engine::snapshot::Snapshot;
+use crate::metrics::collect::NodeCollector;
+use crate::metrics::families;
+use crate::metrics::labels::LabelValue;
+use crate::metrics::negotiate::{Encoding, Format};
+use crate::metrics::openmetrics::{self, Exemplar};
+use crate::metrics::process::ProcessCollector;
+use crate::telemetry::Telemetry;
+use crate::time::unix_seconds;
+
+/// How old the `process_*` values on a page may be. Everything else is as new as the snapshot.
+const MAX_AGE: Duration = Duration::from_secs(1);
+
+/// The page at `/metrics`. It never waits for a source.
+pub struct Exposition {
+    snapshots: Arc<ArcSwap<Snapshot>>,
+    telemetry: Telemetry,
+    node: Registry,
+    process: ProcessCollector,
+    text: ArcSwapOption<Rendered>,
+    open_metrics: ArcSwapOption<Rendered>,
+}
+
+/// A page in one format.
+struct Rendered {
+    /// The snapshot's generation and the telemetry's version that it shows.
+    key: (u64, u64),
+    at: Instant,
+    page: Bytes,
+    /// How much of the page comes before the `process_*` families.
+    stable: usize,
+    gzip: OnceLock<Bytes>,
+}
+
+impl Exposition {
+    /// A page of whatever `snapshots` and `telemetry` hold when it is asked for.
+    pub fn new(
+        snapshots: Arc<ArcSwap<Snapshot>>,
+        telemetry: Telemetry,
+        collectors: Collectors,
+    ) -> Exposition {
+        let node = Registry::new();
+        node.register(Box::new(NodeCollector::new(snapshots.clone(), collectors)))
+            .expect("a new registry holds no other collector");
+        Exposition {
+            snapshots,
+            telemetry,
+            node,
+            process: ProcessCollector::default(),
+            text: ArcSwapOption::empty(),
+            open_metrics: ArcSwapOption::empty(),
+        }
+    }
+
+    /// The page.
+    pub fn page(&self, format: Format, encoding: Encoding) -> Bytes {
+        let rendered = self.rendered(format);
+        match encoding {
+            Encoding::Identity => rendered.page.clone(),
+            Encoding::Gzip => rendered.gzip.get_or_init(|| gzip(&rendered.page)).clone(),
+        }
+    }
+
+    fn rendered(&self, format: Format) -> Arc<Rendered> {
+        let slot = match format {
+            Format::Text => &self.text,
+            Format::OpenMetrics => &self.open_metrics,
+        };
+        let previous = slot.load_full();
+        // Taken before the data: a change in between makes the page newer than its key, never older.
+        let key = (self.snapshots.load().generation, self.telemetry.version());
+        let mut page = match previous {
+            Some(previous) if previous.key == key => {
+                if previous.at.elapsed() < MAX_AGE {
+                    return previous;
+                }
+                String::from_utf8_lossy(&previous.page[..previous.stable]).into_owned()
+            }
+            previous => {
+                let mut page =
+                    String::with_capacity(previous.map_or(0, |previous| previous.page.len() + 1024));
+                self.write(&mut page, format, &self.node.gather());
+                self.write(&mut page, format, &self.telemetry.registry().gather());
+                page
+            }
+        };
+        let stable = page.len();
+        self.write(&mut page, format, &self.process.collect());
+        if format == Format::OpenMetrics {
+            page.push_str(openmetrics::END);
+        }
+        let rendered =
+            Arc::new(Rendered { key, at: Instant::now(), page: page.into(), stable, gzip: OnceLock::new() });
+        slot.store(Some(rendered.clone()));
+        rendered
+    }
+
+    fn write(&self, page: &mut String, format: Format, families: &[MetricFamily]) {
+        match format {
+            Format::OpenMetrics => {
+                let snapshot = self.snapshots.load();
+                openmetrics::write(page, families, |name, labels| incident_exemplar(&snapshot, name, labels));
+            }
+            Format::Text => {
+                for family in families {
+                    let before = page.len();
+                    if let Err(error) = TextEncoder::new().encode_utf8(std::slice::from_ref(family), page) {
+                        page.truncate(before);
+                        warn!(family = family.name(), %error, "A metric family cannot be written and is left out.");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The last incident of a series of `mps_incidents_total`.
+fn incident_exemplar(snapshot: &Snapshot, name: &str, labels: &[LabelPair]) -> Option<Exemplar> {
+    if name != families::INCIDENTS.name {
+        return None;
+    }
+    let label = |name| labels.iter().find(|label| label.name() == name).map(LabelPair::value);
+    let (domain, cause) = (label("fault_domain")?, label("cause")?);
+    let incident = snapshot.incidents.iter().find(|incident| {
+        Cause::label(incident.cause) == cause && incident.fault_domains.iter().any(|it| &**it == domain)
+    })?;
+    let at = unix_seconds(incident.started_at);
+    Some(Exemplar { label: "incident_id", value: incident.id.to_string(), at })
+}
+
+fn gzip(page: &[u8]) -> Bytes {
+    let mut encoder = GzEncoder::new(Vec::with_capacity(page.len() / 8), Compression::fast());
+    encoder.write_all(page).and_then(|()| encoder.finish()).expect("writing to memory cannot fail").into()
+}
+
+#[cfg(test)]
+mod tests;

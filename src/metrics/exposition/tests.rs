@@ -1,0 +1,108 @@
+use std::io::Read as _;
+
+use super::*;
+use crate::metrics::openmetrics::strict;
+use crate::test_nodes as nodes;
+
+fn exposition(snapshot: Snapshot) -> (Exposition, Arc<ArcSwap<Snapshot>>, Telemetry) {
+    let snapshots = Arc::new(ArcSwap::from_pointee(snapshot));
+    let telemetry = Telemetry::new();
+    let collectors = Collectors { clients: true, ..Collectors::default() };
+    (Exposition::new(snapshots.clone(), telemetry.clone(), collectors), snapshots, telemetry)
+}
+
+fn text(page: &Bytes) -> &str {
+    std::str::from_utf8(page).expect("pages are UTF-8")
+}
+
+#[test]
+fn open_metrics_is_strict_in_every_state() {
+    for snapshot in [nodes::empty(), nodes::node(8, 48), nodes::extreme()] {
+        let (exposition, ..) = exposition(snapshot);
+        let page = exposition.page(Format::OpenMetrics, Encoding::Identity);
+        let families = strict::parse(text(&page)).unwrap_or_else(|error| panic!("{error}"));
+        assert!(families.iter().any(|family| family.name == "process_cpu_seconds"));
+        assert!(families.iter().all(|family| !family.help.is_empty()));
+    }
+}
+
+#[test]
+fn the_incident_counter_names_the_last_incident() {
+    let (exposition, ..) = exposition(nodes::node(1, 2));
+    let page = exposition.page(Format::OpenMetrics, Encoding::Identity);
+    let families = strict::parse(text(&page)).unwrap();
+    let incidents = families.iter().find(|family| family.name == "mps_incidents").unwrap();
+    for sample in &incidents.samples {
+        let is_fault = sample.labels.contains(&("cause".into(), "fault".into()));
+        let id = sample.exemplar.as_ref().map(|(labels, ..)| labels[0].clone());
+        assert_eq!(id, is_fault.then(|| ("incident_id".into(), "0195f0000001-1".into())));
+    }
+}
+
+#[test]
+fn both_formats_have_the_same_series() {
+    let (exposition, ..) = exposition(nodes::extreme());
+    let open_metrics = exposition.page(Format::OpenMetrics, Encoding::Identity);
+    let plain = exposition.page(Format::Text, Encoding::Identity);
+    let series = |page: &Bytes| -> Vec<String> {
+        let mut series: Vec<String> = text(page)
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| {
+                let line = line.split(" # {").next().unwrap();
+                let (series, _) = line.rsplit_once(' ').unwrap();
+                series.replace(".0\"}", "\"}")
+            })
+            .collect();
+        series.sort();
+        series
+    };
+    assert_eq!(series(&open_metrics), series(&plain));
+}
+
+#[test]
+fn a_page_is_rendered_once_per_change() {
+    let (exposition, snapshots, telemetry) = exposition(nodes::node(1, 2));
+    let first = exposition.page(Format::Text, Encoding::Identity);
+    let again = exposition.page(Format::Text, Encoding::Identity);
+    assert_eq!(first.as_ptr(), again.as_ptr(), "the bytes are shared");
+    telemetry.kmsg_lost(7);
+    let after_telemetry = exposition.page(Format::Text, Encoding::Identity);
+    assert!(text(&after_telemetry).contains("\nmps_kmsg_records_lost_total 7\n"));
+    let mut changed = nodes::node(1, 3);
+    changed.generation = 2;
+    snapshots.store(Arc::new(changed));
+    let after_snapshot = exposition.page(Format::Text, Encoding::Identity);
+    assert!(text(&after_snapshot).contains("mps_server_clients{daemon=\"default\",server=\"uid_1000\"} 3\n"));
+}
+
+#[test]
+fn process_values_are_renewed_without_rendering_the_rest() {
+    let (exposition, snapshots, _) = exposition(nodes::node(1, 2));
+    let first = exposition.rendered(Format::Text);
+    let aged = Arc::new(Rendered {
+        key: first.key,
+        at: Instant::now().checked_sub(MAX_AGE).expect("the machine has been up for a second"),
+        page: first.page.clone(),
+        stable: first.stable,
+        gzip: OnceLock::new(),
+    });
+    exposition.text.store(Some(aged));
+    // The same generation with other content would show if the node were rendered again.
+    snapshots.store(Arc::new(Snapshot { generation: 1, ..nodes::empty() }));
+    let renewed = exposition.rendered(Format::Text);
+    assert_ne!(first.page.as_ptr(), renewed.page.as_ptr());
+    assert_eq!(first.page[..first.stable], renewed.page[..renewed.stable]);
+    assert!(text(&renewed.page)[renewed.stable..].contains("process_resident_memory_bytes"));
+}
+
+#[test]
+fn gzip_holds_the_same_page() {
+    let (exposition, ..) = exposition(nodes::node(8, 48));
+    let plain = exposition.page(Format::Text, Encoding::Identity);
+    let packed = exposition.page(Format::Text, Encoding::Gzip);
+    let mut unpacked = Vec::new();
+    flate2::read::GzDecoder::new(&*packed).read_to_end(&mut unpacked).unwrap();
+    assert_eq!(plain, unpacked);
+    assert!(packed.len() * 5 < plain.len(), "{} of {}", packed.len(), plain.len());
+}
