@@ -179,7 +179,7 @@ pub struct Evidence {
 }
 
 /// What the model tells the outlets about an incident.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct IncidentChange {
     /// What changed.
     pub change: Change,
@@ -188,7 +188,8 @@ pub struct IncidentChange {
 }
 
 /// What changed about an incident.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Change {
     /// It opened.
     Opened,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::engine::incident::{Cause, Incident};
 use crate::event::{
@@ -68,8 +68,10 @@ pub struct DaemonView {
     /// Default active thread percentage.
     pub default_active_thread_percentage: Option<f64>,
     /// Clients turned away, by reason (every reason, from 0).
+    #[serde(serialize_with = "as_map")]
     pub rejected: Vec<(Rejection, Count)>,
     /// Trouble told of, by kind, since the daemon's start (only kinds that occurred).
+    #[serde(serialize_with = "as_map")]
     pub troubles: Vec<(Trouble, Count)>,
 }
 
@@ -163,6 +165,7 @@ pub struct ServerView {
 #[derive(Debug, Clone, Serialize)]
 pub struct DomainView {
     /// Its labels.
+    #[serde(flatten)]
     pub labels: Arc<DomainLabels>,
     /// The daemon that serves the device; `None` without MPS.
     pub daemon: Option<DaemonName>,
@@ -187,8 +190,10 @@ pub struct DomainView {
     /// Clients that left, for whatever reason.
     pub disconnects: Count,
     /// Clients that were lost, by cause (every cause, from 0).
+    #[serde(serialize_with = "as_map")]
     pub lost: Vec<(LossCause, Count)>,
     /// Blast radius by scope (every scope).
+    #[serde(serialize_with = "as_map")]
     pub radius: Vec<(Scope, Radius)>,
     /// Devices in the coupled set, this one included.
     pub coupled_devices: Option<u32>,
@@ -197,6 +202,7 @@ pub struct DomainView {
     /// Compute processes on the device that are not clients of its MPS server; `None` without NVML or MPS.
     pub bypassing_processes: Option<u32>,
     /// Incidents, by cause (every cause, from 0).
+    #[serde(serialize_with = "as_map")]
     pub incidents: Vec<(Cause, Count)>,
     /// Id of the last incident.
     pub last_incident: Option<Arc<str>>,
@@ -249,6 +255,7 @@ pub struct Radius {
     /// Their GPU memory.
     pub memory_bytes: Option<u64>,
     /// Work since each client's last checkpoint, or since its start, summed.
+    #[serde(rename = "work_at_risk_seconds", serialize_with = "as_seconds")]
     pub work_at_risk: Option<Duration>,
 }
 
@@ -420,4 +427,18 @@ impl Histogram {
         self.counts[slot] += 1;
         self.sum += value;
     }
+}
+
+/// Pairs as a JSON object, their first halves as its keys.
+fn as_map<K: Serialize, V: Serialize, S: Serializer>(
+    pairs: &[(K, V)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(pairs.iter().map(|(key, value)| (key, value)))
+}
+
+/// A duration as a number of seconds.
+#[allow(clippy::ref_option, reason = "serde hands over a reference to the field")]
+fn as_seconds<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    duration.map(|duration| duration.as_secs_f64()).serialize(serializer)
 }
