@@ -2,6 +2,7 @@
 
 pub mod cache;
 pub mod cgroup;
+pub mod kubelet;
 pub mod pidfd;
 pub mod pod_logs;
 pub mod proc;
