@@ -224,6 +224,23 @@ impl Telemetry {
         self.changed();
     }
 
+    /// An Alertmanager is configured: its series start at 0.
+    pub fn alertmanager_known(&self, alertmanager: &str, results: &[&'static str]) {
+        for result in results {
+            self.0.alerts_sent.with_label_values(&[alertmanager, result]);
+        }
+        self.0.alerts_dropped.with_label_values(&[alertmanager]);
+        self.changed();
+    }
+
+    /// A hook is configured: its series start at 0.
+    pub fn hook_known(&self, hook: &str, results: &[&'static str]) {
+        for result in results {
+            self.0.hook_runs.with_label_values(&[hook, result]);
+        }
+        self.changed();
+    }
+
     /// A post to an Alertmanager ended: `result` is one of a few constant words.
     pub fn alert_sent(&self, alertmanager: &str, result: &'static str) {
         self.0.alerts_sent.with_label_values(&[alertmanager, result]).inc();

@@ -274,6 +274,8 @@ pub struct Alertmanager {
     pub url: String,
     /// Labels added to every alert: the `external_labels` of the Prometheus beside it.
     pub labels: BTreeMap<String, String>,
+    /// Where the runbooks are; `/<AlertName>.md` is added for the annotation `runbook_url`. `None`: no such annotation.
+    pub runbooks: Option<String>,
     /// User and password.
     pub basic_auth: Option<BasicAuth>,
     /// A file with a bearer token, read at every post.
