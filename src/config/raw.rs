@@ -311,6 +311,7 @@ fn alertmanager(item: Value<'_>, faults: &mut Faults) -> Option<Alertmanager> {
     let mut into = Alertmanager {
         url: String::new(),
         labels: BTreeMap::new(),
+        runbooks: None,
         basic_auth: None,
         bearer_token_file: None,
         tls: ClientTls::default(),
@@ -334,6 +335,7 @@ fn alertmanager(item: Value<'_>, faults: &mut Faults) -> Option<Alertmanager> {
             }
         }
     }
+    into.runbooks = table.get("runbooks").and_then(|value| url(&value, faults));
     if let Some(auth) = table.get("basic_auth") {
         into.basic_auth = basic_auth(auth, faults);
         if table.get("bearer_token_file").is_some() {
@@ -352,7 +354,7 @@ fn alertmanager(item: Value<'_>, faults: &mut Faults) -> Option<Alertmanager> {
     Some(into)
 }
 
-/// A base URL. What was found is told only when it cannot hold a password.
+/// A URL to which a path is added. What was found is told only when it cannot hold a password.
 fn url(value: &Value<'_>, faults: &mut Faults) -> Option<String> {
     const EXPECTED: &str = "a URL such as `http://alertmanager:9093`";
     let text = value.string(faults, EXPECTED)?;

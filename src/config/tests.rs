@@ -47,6 +47,7 @@ checkpoints:
 alertmanagers:
   - url: https://am.example:9093/prefix/
     labels: {cluster: west, "_x": "1"}
+    runbooks: https://wiki.example/mps/
     basic_auth: {username: u, password_file: /etc/pw}
     tls: {ca_file: /ca, cert_file: /c, key_file: /k, server_name: am, insecure_skip_verify: true}
     resolve: true
@@ -144,6 +145,7 @@ remediation:
     let first = &config.alertmanagers[0];
     assert_eq!(first.url, "https://am.example:9093/prefix");
     assert_eq!(first.labels, BTreeMap::from([("cluster".into(), "west".into()), ("_x".into(), "1".into())]));
+    assert_eq!(first.runbooks.as_deref(), Some("https://wiki.example/mps"));
     assert_eq!(
         first.basic_auth,
         Some(BasicAuth { username: "u".into(), password: Secret::File("/etc/pw".into()) })

@@ -120,7 +120,7 @@ impl Client {
             return Err(UrlError::UserInfo);
         }
         let malformed = || UrlError::Malformed(config.url.clone());
-        let uri: Uri = base.parse().map_err(|_| malformed())?;
+        let uri: Uri = config.url.parse().map_err(|_| malformed())?;
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(malformed)?;
         if uri.query().is_some() {
             return Err(malformed());
