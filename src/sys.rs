@@ -2,5 +2,6 @@
 #![allow(unsafe_code)]
 
 pub mod async_fd;
+pub mod env;
 pub mod lock;
 pub mod namespace;
