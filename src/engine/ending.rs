@@ -1,0 +1,135 @@
+//! The end of a server, and whether it was orderly.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Effect;
+use super::incident::{Cause, VictimEvidence};
+use super::loss::{Left, Loss};
+use super::node::Core;
+use super::snapshot::LossCause;
+use super::state::{ClientKey, Daemon, Departure, Ending, Server};
+use crate::event::Freshness;
+use crate::time::Moment;
+
+/// How long a server's unannounced end waits for an announcement that is written but not read yet.
+const ENDING_SETTLES: Duration = Duration::from_millis(50);
+
+/// How long the end of a server's process waits for the daemon's line about it.
+const EXIT_LINE_SETTLES: Duration = Duration::from_millis(250);
+
+/// A client that left so shortly before its server ended was taken by the server's end: the two ends are noticed
+/// in any order.
+const SAME_END: Duration = Duration::from_millis(100);
+
+impl Core {
+    /// A server's process or its exit line says that it ended.
+    pub fn server_ended(
+        &mut self,
+        daemon: &mut Daemon,
+        server_pid: u32,
+        status: Option<i32>,
+        evidence: (&'static str, Arc<str>),
+        at: Moment,
+    ) {
+        let is_stopping = daemon.is_stopping;
+        let Some(server) = daemon.servers.get_mut(&server_pid) else { return };
+        let settles = if status.is_some() { ENDING_SETTLES } else { EXIT_LINE_SETTLES };
+        let began = server.ending.as_ref().map_or(at, |ending| ending.at);
+        server.ending = Some(Ending {
+            at: began,
+            status: status.or(server.ending.as_ref().and_then(|ending| ending.status)),
+            decide_at: at.mono.after(settles),
+            evidence: evidence.1,
+            evidence_source: evidence.0,
+        });
+        let is_clear = status.is_some_and(|status| status != 0) || server.is_leaving || is_stopping;
+        if (is_clear && status.is_some()) || self.freshness != Freshness::Live {
+            self.decide_ending(daemon, server_pid);
+        }
+    }
+
+    /// Decides about servers whose end has waited long enough.
+    pub fn settle_endings(&mut self, daemon: &mut Daemon, at: Moment) {
+        let due: Vec<u32> = daemon
+            .servers
+            .values()
+            .filter(|server| server.ending.as_ref().is_some_and(|ending| ending.decide_at <= at.mono))
+            .map(|server| server.pid)
+            .collect();
+        for pid in due {
+            self.freshness = Freshness::Live;
+            self.decide_ending(daemon, pid);
+        }
+    }
+
+    fn decide_ending(&mut self, daemon: &mut Daemon, server_pid: u32) {
+        let Some(server) = daemon.servers.get(&server_pid) else { return };
+        let Some(ending) = server.ending.clone() else { return };
+        let just_left: Vec<Departure> = daemon
+            .departed
+            .iter()
+            .filter(|left| {
+                left.server == server_pid
+                    && !left.is_settled
+                    && left.at.mono.distance(ending.at.mono) <= SAME_END
+            })
+            .cloned()
+            .collect();
+        let has_failed = ending.status.is_some_and(|status| status != 0);
+        let is_announced = server.is_leaving || daemon.is_stopping;
+        let took_nobody =
+            server.clients.is_empty() && (just_left.is_empty() || daemon.is_alive() == Some(false));
+        let is_orderly = !has_failed && (is_announced || took_nobody);
+        let was_in_fault = server.fault.is_some();
+        let (at, confirmed) = (ending.at, server.is_confirmed);
+        let active: Vec<ClientKey> = server.active().map(|client| client.key).collect();
+        if self.is_news() && confirmed {
+            let place = daemon.place(server_pid);
+            place.last_exit_status = ending.status;
+            if is_orderly { place.exits_orderly.add(at.wall) } else { place.exits_failed.add(at.wall) }
+        }
+        // An announced end takes its clients with it by intent.
+        if !is_announced && !is_orderly {
+            let loss = Loss {
+                cause: if was_in_fault { LossCause::Fault } else { LossCause::ServerExit },
+                incident: Some(if was_in_fault { Cause::Fault } else { Cause::ServerExit }),
+                victim: VictimEvidence::Snapshot,
+                at,
+                evidence: Some((ending.evidence_source, ending.evidence.clone())),
+            };
+            for key in active {
+                self.lose_active(daemon, server_pid, key, &loss);
+            }
+            for left in just_left {
+                self.lose_departed(daemon, &left, &loss);
+            }
+        }
+        self.server_gone(daemon, server_pid, at);
+    }
+
+    /// Forgets a server. Its lost clients' processes are still watched through their incidents.
+    pub fn server_gone(&mut self, daemon: &mut Daemon, server_pid: u32, at: Moment) {
+        let keys: Vec<ClientKey> = daemon
+            .servers
+            .get(&server_pid)
+            .into_iter()
+            .flat_map(Server::active)
+            .map(|client| client.key)
+            .collect();
+        for key in keys {
+            if let Some(server) = daemon.servers.get_mut(&server_pid) {
+                server.is_leaving = true;
+            }
+            self.leave(daemon, server_pid, key, at, Left::Told);
+        }
+        daemon.servers.remove(&server_pid);
+        self.effects.push(Effect::Unwatch(daemon.site.name.clone(), server_pid));
+        let name = &daemon.site.name;
+        for case in self.cases.open_cases_mut() {
+            if case.daemon == *name && case.server_pid == Some(server_pid) {
+                case.incident.recovery.blocked_by.clear();
+            }
+        }
+    }
+}

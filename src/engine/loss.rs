@@ -1,0 +1,345 @@
+//! Which clients were lost, why, and which incident that is.
+//!
+//! A client that leaves is orderly unless there is evidence. Evidence may come before the client is seen to leave, or
+//! shortly after: the log, the kernel log and the end of the process reach the exporter on different ways. So a client
+//! that left is remembered for the window.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Effect;
+use super::case::Opening;
+use super::device::DeviceId;
+use super::incident::{Cause, Change, VictimEvidence};
+use super::node::Core;
+use super::snapshot::LossCause;
+use super::state::{Client, ClientKey, Daemon, Departure, Lost, Server};
+use crate::event::Freshness;
+use crate::time::Moment;
+
+/// How long after a client left an Xid may still explain it: the kernel log may be read later than the process's end.
+const LATE_XID: Duration = Duration::from_secs(1);
+
+/// How many clients that left are remembered per daemon.
+const MAX_DEPARTED: usize = 4096;
+
+/// A loss and what says so.
+#[derive(Debug, Clone)]
+pub(super) struct Loss {
+    pub cause: LossCause,
+    /// The incident that it opens or joins; `None` for an intended loss.
+    pub incident: Option<Cause>,
+    pub victim: VictimEvidence,
+    pub at: Moment,
+    /// Source and line.
+    pub evidence: Option<(&'static str, Arc<str>)>,
+}
+
+/// Who ended a client, as far as known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Left {
+    /// A log line, an NVML cycle or a session says that it is gone.
+    Told,
+    /// Its process ended.
+    Exited,
+}
+
+impl Core {
+    /// Opens an incident, or finds the one that this belongs to.
+    pub fn case_for(
+        &mut self,
+        daemon: &mut Daemon,
+        server_pid: Option<u32>,
+        devices: &BTreeSet<DeviceId>,
+        cause: Cause,
+        at: Moment,
+    ) -> Option<u64> {
+        if self.freshness == Freshness::History {
+            return None;
+        }
+        let server_label = server_pid.and_then(|pid| daemon.servers.get(&pid)).map(Server::label);
+        let name = daemon.site.name.clone();
+        let opening = Opening {
+            daemon: &name,
+            server_pid,
+            server_label,
+            devices,
+            cause,
+            at,
+            caught_up: self.freshness == Freshness::CaughtUp,
+        };
+        let joined = self.cases.matching(&opening, self.settings.window);
+        let (number, is_known) = joined.map_or_else(|| self.cases.open(&opening), |number| (number, true));
+        let is_new = joined.is_none();
+        let case = self.cases.get_mut(number)?;
+        case.server_pid = case.server_pid.or(server_pid);
+        let added: Vec<DeviceId> = if is_new && !is_known {
+            devices.iter().copied().collect()
+        } else {
+            devices.difference(&case.devices).copied().collect()
+        };
+        case.devices.extend(devices);
+        let has_grown = !added.is_empty();
+        // A cause with evidence stands over one that was only supposed.
+        let is_weak = matches!(case.incident.cause, Cause::Killed | Cause::Unexplained);
+        if (is_weak && !matches!(cause, Cause::Killed | Cause::Unexplained)) || cause == Cause::Gpu {
+            case.incident.cause = cause;
+        }
+        let (id, cause, started) = (case.incident.id.clone(), case.incident.cause, case.incident.started_at);
+        let counts = !case.is_restored;
+        case.label(&self.devices);
+        case.note(Change::Updated);
+        for device in added {
+            let domain = daemon.domains.entry(device).or_default();
+            domain.last_incident = Some(id.clone());
+            if counts {
+                domain.incidents.entry(cause).or_default().add(started);
+            }
+        }
+        if has_grown {
+            // Xids that came before belong to it, and may name the culprit.
+            self.xids_into_case(number, at);
+            self.culprit_by_xid(daemon, number, at);
+        }
+        Some(number)
+    }
+
+    /// Adds a victim to an incident and says whether that makes it a mass client loss.
+    fn add_victim(
+        &mut self,
+        daemon: &mut Daemon,
+        number: u64,
+        client: &Client,
+        before: u32,
+        loss: &Loss,
+        exited: Option<Moment>,
+    ) {
+        let exited_at = exited.map(|at| at.wall);
+        let Some(case) = self.cases.get_mut(number) else { return };
+        case.victim(client, loss.victim, loss.at.wall, exited_at);
+        if let Some((source, text)) = &loss.evidence {
+            case.evidence(source, loss.at.wall, text);
+        }
+        let lost = u32::try_from(case.incident.victims.len()).unwrap_or(u32::MAX);
+        case.incident.clients_before = case.incident.clients_before.max(before).max(lost);
+        let ratio = f64::from(lost) / f64::from(case.incident.clients_before);
+        let is_mass = lost >= self.settings.min_clients
+            && ratio >= self.settings.min_ratio
+            && case.incident.cause != Cause::Unexplained;
+        let becomes_mass = is_mass && !case.incident.mass_client_loss;
+        if becomes_mass {
+            case.incident.mass_client_loss = true;
+            case.note(Change::MassLoss);
+        }
+        let is_counted = !case.is_restored;
+        if case.incident.mass_client_loss {
+            for device in case.devices.clone() {
+                let domain = daemon.domains.entry(device).or_default();
+                domain.mass_loss_last_clients = Some(lost);
+                if is_counted && case.mass_counted_on.insert(device) {
+                    domain.mass_losses.add(loss.at.wall);
+                }
+            }
+        }
+    }
+
+    fn count_loss(&self, daemon: &mut Daemon, devices: &BTreeSet<DeviceId>, loss: &Loss) {
+        if self.is_news() {
+            for device in devices {
+                daemon
+                    .domains
+                    .entry(*device)
+                    .or_default()
+                    .lost
+                    .entry(loss.cause)
+                    .or_default()
+                    .add(loss.at.wall);
+            }
+        }
+    }
+
+    /// A client is lost while its process still runs: it blocks recovery until it ends.
+    pub fn lose_active(&mut self, daemon: &mut Daemon, server_pid: u32, key: ClientKey, loss: &Loss) {
+        let Some(server) = daemon.servers.get_mut(&server_pid) else { return };
+        let Some(client) = server.clients.get(&key).cloned() else { return };
+        if let Some(lost) = client.lost {
+            // Better evidence for a known loss.
+            if let Some(case) = lost.case.and_then(|number| self.cases.get_mut(number)) {
+                case.victim(&server.clients[&key], loss.victim, loss.at.wall, None);
+            }
+            return;
+        }
+        let devices = client.devices();
+        let coupled = server.coupled(&devices);
+        let before = clients_on(server, &coupled);
+        if let Some(client) = server.clients.get_mut(&key) {
+            client.lost = Some(Lost { case: None });
+        }
+        let devices = if devices.is_empty() { self.placeholder(daemon, server_pid) } else { devices };
+        self.count_loss(daemon, &devices, loss);
+        let Some(cause) = loss.incident else { return };
+        let Some(number) = self.case_for(daemon, Some(server_pid), &coupled, cause, loss.at) else { return };
+        self.add_victim(daemon, number, &client, before, loss, None);
+        if let Some(client) = daemon.client_mut(server_pid, key) {
+            client.lost = Some(Lost { case: Some(number) });
+        }
+        self.update_blocking(daemon, number);
+    }
+
+    /// A client that has left turns out to be lost.
+    pub fn lose_departed(&mut self, daemon: &mut Daemon, left: &Departure, loss: &Loss) {
+        for other in &mut daemon.departed {
+            if other.server == left.server && other.client.key == left.client.key && other.at == left.at {
+                other.is_settled = true;
+            }
+        }
+        let devices = if left.devices.is_empty() {
+            self.placeholder(daemon, left.server)
+        } else {
+            left.devices.clone()
+        };
+        self.count_loss(daemon, &devices, loss);
+        let Some(cause) = loss.incident else { return };
+        let Some(number) = self.case_for(daemon, Some(left.server), &left.coupled, cause, loss.at) else {
+            return;
+        };
+        self.add_victim(daemon, number, &left.client, left.clients_before, loss, Some(left.at));
+    }
+
+    /// The devices to blame when no source tells on which a lost client was: the only one of its daemon, or a
+    /// placeholder. A loss is never dropped for want of a label.
+    fn placeholder(&mut self, daemon: &Daemon, _server_pid: u32) -> BTreeSet<DeviceId> {
+        let known: Vec<DeviceId> = daemon.domains.keys().copied().collect();
+        match known.as_slice() {
+            [only] => BTreeSet::from([*only]),
+            _ => self.devices.unknown(&daemon.site.name).into_iter().collect(),
+        }
+    }
+
+    /// A client is gone from its server.
+    pub fn leave(&mut self, daemon: &mut Daemon, server_pid: u32, key: ClientKey, at: Moment, left: Left) {
+        let Some(server) = daemon.servers.get_mut(&server_pid) else { return };
+        let Some(client) = server.clients.get(&key).cloned() else { return };
+        let devices = client.devices();
+        let coupled = server.coupled(&devices);
+        let clients_before = clients_on(server, &coupled);
+        server.clients.remove(&key);
+        server.last_departure = Some(at.mono);
+        server.touched = at.mono;
+        if left == Left::Told && client.lost.is_none() {
+            self.effects.push(Effect::Unwatch(daemon.site.name.clone(), key.pid()));
+        }
+        if self.is_news() && client.is_confirmed {
+            for device in &devices {
+                daemon.domains.entry(*device).or_default().disconnects.add(at.wall);
+            }
+        }
+        if let Some(lost) = &client.lost {
+            if let Some(number) = lost.case {
+                if let Some(case) = self.cases.get_mut(number) {
+                    case.victim_exited(key, at.wall);
+                }
+                self.update_blocking(daemon, number);
+            }
+            self.check_recovery(daemon, server_pid, at);
+            return;
+        }
+        if !self.is_news() || !client.is_confirmed {
+            return;
+        }
+        let departure = Departure {
+            client,
+            server: server_pid,
+            at,
+            devices,
+            coupled,
+            clients_before,
+            is_settled: daemon.is_stopping
+                || daemon.servers.get(&server_pid).is_some_and(|server| server.is_leaving),
+        };
+        let loss = self.explain(daemon, &departure);
+        if daemon.departed.len() >= MAX_DEPARTED {
+            daemon.departed.pop_front();
+        }
+        daemon.departed.push_back(departure.clone());
+        if let Some(loss) = loss {
+            self.lose_departed(daemon, &departure, &loss);
+        }
+    }
+
+    /// Why a client that leaves now is lost, by evidence that came before.
+    fn explain(&self, daemon: &Daemon, left: &Departure) -> Option<Loss> {
+        let window = self.settings.window;
+        let at = left.at;
+        let loss = |cause, incident, text: Option<(&'static str, Arc<str>)>| Loss {
+            cause,
+            incident,
+            victim: VictimEvidence::Snapshot,
+            at,
+            evidence: text,
+        };
+        if left.client.is_terminating {
+            return Some(loss(LossCause::Terminated, None, None));
+        }
+        let server = daemon.servers.get(&left.server);
+        if let Some(fault) = server.and_then(|server| server.fault.as_ref()) {
+            let hit = self.cases.open_cases().filter(|case| {
+                case.daemon == daemon.site.name
+                    && case.server_pid == Some(left.server)
+                    && case.incident.cause == Cause::Fault
+            });
+            let mut devices = BTreeSet::new();
+            for case in hit {
+                devices.extend(&case.devices);
+            }
+            if devices.is_empty() || left.coupled.is_empty() || !devices.is_disjoint(&left.coupled) {
+                let text = "it left while its server was handling a fatal GPU error";
+                // Beyond the window it is the fault's own incident that it belongs to.
+                let mut loss = loss(LossCause::Fault, Some(Cause::Fault), Some(("proc", text.into())));
+                if at.mono.since(fault.began.mono) > window {
+                    loss.at = Moment { wall: at.wall, mono: fault.began.mono };
+                }
+                return Some(loss);
+            }
+        }
+        if let Some(xid) = self.xids.explains(&self.devices, left, at, window) {
+            let (cause, incident) = if xid.is_gpu_level {
+                (LossCause::Gpu, Cause::Gpu)
+            } else {
+                (LossCause::Fault, Cause::Fault)
+            };
+            return Some(loss(cause, Some(incident), xid.text));
+        }
+        let killed =
+            left.client.host_pid().is_some_and(|pid| self.ooms.iter().any(|(killed, _)| *killed == pid));
+        (killed || left.client.oom.is_some()).then(|| {
+            let text = "the kernel's OOM killer ended it".into();
+            loss(LossCause::Killed, Some(Cause::Killed), Some(("kmsg", text)))
+        })
+    }
+
+    /// Looks again at clients that left shortly before an Xid was read.
+    pub fn explain_departed(&mut self, daemon: &mut Daemon, at: Moment) {
+        let late: Vec<Departure> = daemon
+            .departed
+            .iter()
+            .filter(|left| !left.is_settled && at.mono.since(left.at.mono) <= LATE_XID)
+            .cloned()
+            .collect();
+        for left in late {
+            if let Some(loss) = self.explain(daemon, &left) {
+                self.lose_departed(daemon, &left, &loss);
+            }
+        }
+    }
+}
+
+/// Clients of a coupled set, lost ones that have not left included: those before the first loss.
+pub(super) fn clients_on(server: &Server, coupled: &BTreeSet<DeviceId>) -> u32 {
+    let hit = server.clients.values().filter(|client| {
+        let devices = client.devices();
+        devices.is_empty() || coupled.is_empty() || !devices.is_disjoint(coupled)
+    });
+    u32::try_from(hit.count()).unwrap_or(u32::MAX)
+}

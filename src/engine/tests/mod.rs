@@ -1,0 +1,212 @@
+//! The model by examples and properties.
+
+mod losses;
+mod properties;
+mod radius;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::incident::{Change, Incident, IncidentChange};
+use super::snapshot::{DomainView, Scope, Snapshot};
+use super::{Effect, Node, Settings};
+use crate::event::{
+    ContextLook, DaemonSite, Event, EventKind, Freshness, Liveness, LockState, LogEntry, LogFile, LogMessage,
+    LogPlace, ProcessFacts, ServerLook, SourceHealth, SourceName, Xid, XidSource,
+};
+use crate::identity::{DeviceName, PciAddress, ProcessId, Workload};
+use crate::time::{Moment, Mono};
+
+pub(super) const SERVER: u32 = 500;
+
+pub(super) fn settings() -> Settings {
+    Settings {
+        window: Duration::from_secs(5),
+        min_clients: 2,
+        min_ratio: 0.5,
+        incidents_kept: 100,
+        look_interval: Duration::from_secs(60),
+        xids: Arc::new(crate::xid::Catalogue::builtin().clone()),
+    }
+}
+
+/// A node with one daemon, a server of uid 1000, and a clock that the test moves.
+pub(super) struct Bench {
+    pub node: Node,
+    pub at: Moment,
+    pub freshness: Freshness,
+    pub changes: Vec<IncidentChange>,
+    pub effects: Vec<Effect>,
+}
+
+pub(super) fn uuid(gpu: u32) -> Arc<str> {
+    format!("GPU-{gpu:08x}-aaaa-bbbb-cccc-dddddddddddd").into()
+}
+
+pub(super) fn pci(gpu: u32) -> PciAddress {
+    PciAddress { domain: 0, bus: u8::try_from(0x10 + gpu).unwrap(), device: 0 }
+}
+
+impl Bench {
+    pub fn new() -> Bench {
+        let at = Moment { wall: "2026-04-01T12:00:00Z".parse().unwrap(), mono: Mono(1_000_000_000) };
+        let mut bench = Bench {
+            node: Node::new(settings(), at),
+            at,
+            freshness: Freshness::Live,
+            changes: Vec::new(),
+            effects: Vec::new(),
+        };
+        bench.daemon("default");
+        for gpu in 0..4 {
+            bench.tell(EventKind::GpuUuid(pci(gpu), uuid(gpu)));
+        }
+        bench.log(LogFile::Control, 400, LogMessage::ServerStarting { pid: SERVER, uid: 1000 });
+        bench.server(LogMessage::ServerStarted);
+        bench.log(LogFile::Control, 400, LogMessage::ServerReady { pid: SERVER });
+        bench
+    }
+
+    pub fn daemon(&mut self, name: &str) {
+        let process = Some(ProcessId { pid: 400, start: 1 });
+        self.tell(EventKind::DaemonFound(DaemonSite {
+            name: name.into(),
+            pipe_directory: format!("/tmp/{name}").into(),
+            log_directory: format!("/tmp/{name}-log").into(),
+            root: "".into(),
+            process,
+            started_at: None,
+            log: LogPlace::Files,
+            visible_devices: None,
+            is_configured: true,
+        }));
+        let state = LockState::Held(ProcessId { pid: 400, start: 1 });
+        self.tell(EventKind::Liveness(name.into(), Liveness { state, unanswered: 0, pid_file: None }));
+        for source in [SourceName::ControlLog, SourceName::ServerLog] {
+            let daemon = Some(name.into());
+            self.tell(EventKind::Source(SourceHealth { source, daemon, state: Ok(()) }));
+        }
+    }
+
+    pub fn tell(&mut self, kind: EventKind) {
+        self.node.apply(&Event { at: self.at, freshness: self.freshness, kind });
+        for effect in self.node.take_effects() {
+            match effect {
+                Effect::Incident(change) => self.changes.push(change),
+                other => self.effects.push(other),
+            }
+        }
+    }
+
+    pub fn pass(&mut self, millis: u64) {
+        self.at = self.at.after(Duration::from_millis(millis));
+        self.tell(EventKind::Tick);
+    }
+
+    pub fn log(&mut self, file: LogFile, writer: u32, message: LogMessage) {
+        let text = Some(format!("{message:?}").into());
+        self.tell(EventKind::Log("default".into(), LogEntry { file, writer, message, text }));
+    }
+
+    pub fn server(&mut self, message: LogMessage) {
+        self.log(LogFile::Server, SERVER, message);
+    }
+
+    pub fn control(&mut self, message: LogMessage) {
+        self.log(LogFile::Control, 400, message);
+    }
+
+    /// A client of the workload `unit` with a context on each of `gpus`.
+    pub fn client(&mut self, pid: u32, gpus: &[u32], unit: &str) {
+        for (context, gpu) in gpus.iter().enumerate() {
+            self.server(LogMessage::DeviceAssociated { device: DeviceName::Uuid(uuid(*gpu)) });
+            let context = u32::try_from(context).unwrap() + 1;
+            self.server(LogMessage::ContextActive { pid, context });
+        }
+        self.seen(pid, unit);
+    }
+
+    pub fn seen(&mut self, pid: u32, unit: &str) {
+        let facts = ProcessFacts {
+            pid,
+            process: Some(ProcessId { pid, start: 7 }),
+            started_at: Some(self.at.wall),
+            command: Some(format!("cmd{pid}").into()),
+            uid: Some(1000),
+            workload: (!unit.is_empty()).then(|| Workload::Unit { unit: unit.into() }),
+        };
+        self.tell(EventKind::ProcessSeen("default".into(), facts));
+    }
+
+    pub fn exit(&mut self, pid: u32) {
+        self.tell(EventKind::ProcessExited { daemon: "default".into(), pid });
+    }
+
+    pub fn xid(&mut self, gpu: u32, code: u32, pid: Option<u32>) {
+        self.xid_by(XidSource::Kmsg, gpu, code, pid);
+    }
+
+    pub fn xid_by(&mut self, source: XidSource, gpu: u32, code: u32, pid: Option<u32>) {
+        self.tell(EventKind::Xid(Xid {
+            code,
+            source,
+            pci: (source == XidSource::Kmsg).then(|| pci(gpu)),
+            uuid: (source == XidSource::Nvml).then(|| uuid(gpu)),
+            gpu_instance: None,
+            compute_instance: None,
+            pid,
+            pid_owns_channel: pid.is_some(),
+            caused_by: None,
+            recovery_action: None,
+            count: 1,
+            text: Some(format!("Xid {code}").into()),
+        }));
+    }
+
+    pub fn snapshot(&self) -> Snapshot {
+        self.node.snapshot()
+    }
+
+    pub fn domain(&self, gpu: u32) -> DomainView {
+        let label = uuid(gpu);
+        let found = self.snapshot().domains.into_iter().find(|domain| domain.labels.uuid == label);
+        found.unwrap_or_else(|| panic!("no domain for GPU {gpu}"))
+    }
+
+    pub fn radius(&self, gpu: u32, scope: Scope) -> Option<u32> {
+        self.domain(gpu).radius.iter().find(|(each, _)| *each == scope).and_then(|(_, radius)| radius.clients)
+    }
+
+    pub fn incidents(&self) -> Vec<Arc<Incident>> {
+        self.snapshot().incidents
+    }
+
+    /// The only incident.
+    pub fn incident(&self) -> Arc<Incident> {
+        let incidents = self.incidents();
+        assert_eq!(incidents.len(), 1, "{incidents:#?}");
+        incidents[0].clone()
+    }
+
+    pub fn told(&self) -> Vec<Change> {
+        self.changes.iter().map(|change| change.change).collect()
+    }
+
+    pub fn look(&mut self, clients: &[(u32, u32)]) {
+        let contexts = clients.iter().map(|(pid, gpu)| ContextLook {
+            pid: *pid,
+            context: 1,
+            device: DeviceName::UuidPrefix(uuid(*gpu)[..22].into()),
+            namespace: None,
+            command: None,
+        });
+        let server = ServerLook {
+            pid: SERVER,
+            status: None,
+            clients: Some(clients.iter().map(|(pid, _)| *pid).collect()),
+            contexts: Some(contexts.collect()),
+        };
+        let look = crate::event::Look { servers: vec![server], ..Default::default() };
+        self.tell(EventKind::Look("default".into(), Ok(look)));
+    }
+}
