@@ -1,1 +1,8 @@
-//! The kernel log: Xids with pid and channel, GPU-level errors, OOM kills.
+//! The kernel log: Xids with their pid and channel, lost GPUs, OOM kills.
+
+pub mod line;
+mod pending;
+pub mod record;
+pub mod recorded;
+pub mod stamp;
+pub mod xid;
