@@ -127,7 +127,7 @@ impl DaemonSite {
 }
 
 /// `path` inside the root `root`.
-fn under(root: &std::path::Path, path: &std::path::Path) -> PathBuf {
+pub(crate) fn under(root: &std::path::Path, path: &std::path::Path) -> PathBuf {
     if root.as_os_str().is_empty() {
         return path.to_owned();
     }

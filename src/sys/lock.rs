@@ -3,6 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
+/// `struct flock` holds its small constants in shorts.
+#[allow(clippy::cast_possible_truncation)]
+const fn short(constant: libc::c_int) -> libc::c_short {
+    constant as libc::c_short
+}
+
 /// Who holds a lock on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
@@ -18,8 +24,8 @@ pub enum Holder {
 /// `rustix` has the same call, but trips over the pid -1 that the kernel gives for locks of open files.
 pub fn holder(file: impl AsFd) -> io::Result<Option<Holder>> {
     let mut lock = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
+        l_type: short(libc::F_WRLCK),
+        l_whence: short(libc::SEEK_SET),
         l_start: 0,
         l_len: 0, // to the end, wherever it is
         l_pid: 0,
@@ -29,7 +35,7 @@ pub fn holder(file: impl AsFd) -> io::Result<Option<Holder>> {
     if result == -1 {
         return Err(io::Error::last_os_error());
     }
-    if lock.l_type == libc::F_UNLCK as libc::c_short {
+    if lock.l_type == short(libc::F_UNLCK) {
         return Ok(None);
     }
     Ok(Some(match u32::try_from(lock.l_pid) {

@@ -113,6 +113,11 @@ impl Conversation {
         self.asked.front().copied().unwrap_or(Question::End)
     }
 
+    /// The servers listed so far.
+    pub fn servers(&self) -> impl Iterator<Item = u32> {
+        self.look.servers.iter().map(|server| server.pid)
+    }
+
     /// Takes a line of answer; gives what to ask next.
     pub fn line(&mut self, line: &str) -> Result<Vec<Question>, AnswerError> {
         let line = line.trim_matches(|c: char| c.is_whitespace() || c == '\0');
@@ -182,7 +187,7 @@ impl Conversation {
             "FAULT" => Some(ServerStatus::Fault),
             "INITIALIZING" => Some(ServerStatus::Initializing),
             _ if unknown_command(line) == Some("get_server_status") => None,
-            _ if not_served(line).is_some() => {
+            _ if is_not_served(line) => {
                 // It left between two questions: it is no server any more.
                 self.asked.pop_front();
                 self.look.servers.retain(|server| server.pid != pid);
@@ -216,7 +221,7 @@ impl Conversation {
             return Ok(Vec::new());
         }
         self.asked.pop_front();
-        if not_served(line).is_some() {
+        if is_not_served(line) {
             if let Some(server) = self.server(pid) {
                 server.clients = None;
             }
@@ -234,8 +239,8 @@ impl Conversation {
             return Ok(Vec::new());
         }
         let is_about_the_next = matches!(self.asked.get(1), Some(Question::ServerStatus(next))
-            if *next != pid && not_served(line) == Some(Some(*next)));
-        if not_served(line).is_some() && !is_about_the_next {
+            if *next != pid && line.starts_with(&format!("Server {next} ")));
+        if is_not_served(line) && !is_about_the_next {
             if let Some(server) = self.server(pid) {
                 server.contexts = None;
             }
@@ -367,12 +372,9 @@ fn unknown_command(line: &str) -> Option<&str> {
     line.strip_prefix("Unknown command \"")?.split('"').next()
 }
 
-/// `Server 999 not found`, `Server not found`, `Server 4711 is <busy>`: nothing is told of this server. Gives its pid
-/// where the line names it.
-fn not_served(line: &str) -> Option<Option<u32>> {
-    let rest = line.strip_prefix("Server ")?;
-    let is_refusal = rest.contains("not found") || rest.ends_with("is <busy>");
-    is_refusal.then(|| rest.split(' ').next().and_then(bare_number))
+/// `Server 999 not found`, `Server not found`, `Server 4711 is <busy>`: nothing is told of this server.
+fn is_not_served(line: &str) -> bool {
+    line.starts_with("Server ") && (line.contains("not found") || line.ends_with("is <busy>"))
 }
 
 fn unexpected(question: Question, line: &str) -> AnswerError {

@@ -10,4 +10,4 @@ pub mod rooted;
 pub mod worker;
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;

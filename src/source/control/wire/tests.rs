@@ -61,6 +61,7 @@ impl FakeDaemon {
     }
 }
 
+#[allow(clippy::unnecessary_wraps)]
 fn one_server(command: &str) -> Option<&'static [&'static str]> {
     match command {
         "get_server_list" => Some(&["77"]),
