@@ -3,5 +3,6 @@
 
 pub mod async_fd;
 pub mod env;
+pub mod listen_fd;
 pub mod lock;
 pub mod namespace;
