@@ -214,14 +214,14 @@ impl Hooks {
     }
 
     /// Takes an incident as it is now, with its daemon. Never waits.
-    pub fn incident(&self, incident: &Arc<Incident>, daemon: Option<DaemonInput>) {
+    pub fn incident(&self, incident: &Arc<Incident>, daemon: Option<&DaemonInput>) {
         let age = Timestamp::now().duration_since(incident.started_at);
         if incident.caught_up && age.unsigned_abs() > MAX_AGE {
             return;
         }
         for (event, runner) in &self.runners {
             if event.holds_for(incident) && self.lock_ran().first(*event, &incident.id) {
-                let occasion = Occasion { daemon: daemon.clone(), incident: Some(incident.clone()) };
+                let occasion = Occasion { daemon: daemon.cloned(), incident: Some(incident.clone()) };
                 self.queue(*event, runner, occasion);
             }
         }

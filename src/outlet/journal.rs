@@ -181,7 +181,7 @@ struct Line {
 }
 
 enum Parsed {
-    Incident(Incident),
+    Incident(Box<Incident>),
     Action(Action),
 }
 
@@ -304,7 +304,7 @@ impl Journal {
                 Some(Parsed::Incident(incident)) => {
                     line.is_open = incident.state != IncidentState::Closed;
                     self.incidents.insert(incident.id.clone(), line);
-                    incidents.insert(incident.id.clone(), incident);
+                    incidents.insert(incident.id.clone(), *incident);
                 }
                 Some(Parsed::Action(action)) => {
                     self.actions.push_back(line);

@@ -39,6 +39,8 @@ use recorder::Recorder;
 use restart::Restarter;
 
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests;
 
 /// Incidents and daemon changes that may wait. Each incident counts once, so honest input never comes near.
@@ -180,8 +182,8 @@ impl Outlets {
             for alertmanager in &self.alertmanagers {
                 alertmanager.notify(incident);
             }
-            self.hooks
-                .incident(incident, incident.daemon.as_ref().map(|name| DaemonInput::of(name, &snapshot)));
+            let daemon = incident.daemon.as_ref().map(|name| DaemonInput::of(name, &snapshot));
+            self.hooks.incident(incident, daemon.as_ref());
         }
         for daemon in &waiting.daemons_down {
             self.hooks.daemon_down(DaemonInput::of(daemon, &snapshot));

@@ -207,7 +207,7 @@ impl Restarter {
         let input = Input { event: "restart", at, node: &self.node, daemon: view.as_ref(), incident: None };
         let mut json = serde_json::to_vec(&input).expect("plain structures can be written as JSON");
         json.push(b'\n');
-        let about = self.action(daemon, ActionResult::Started);
+        let about = action(daemon, ActionResult::Started);
         self.recorder.action(about.clone()).await;
         let mut tries = 0;
         {
@@ -262,21 +262,7 @@ impl Restarter {
         );
         self.with_down(daemon, |down| down.due = None);
         self.telemetry.daemon_restart(daemon, ActionResult::GaveUp.label());
-        self.recorder.action(self.action(daemon, ActionResult::GaveUp)).await;
-    }
-
-    fn action(&self, daemon: &DaemonName, result: ActionResult) -> Action {
-        Action {
-            action: ActionKind::Restart,
-            at: Timestamp::now(),
-            event: None,
-            daemon: Some(daemon.clone()),
-            incident: None,
-            result,
-            detail: None,
-            seconds: None,
-            output: None,
-        }
+        self.recorder.action(action(daemon, ActionResult::GaveUp)).await;
     }
 
     /// Changes what is known of a daemon that is still down.
@@ -315,4 +301,18 @@ fn clients_of(daemon: &DaemonName, snapshot: &Snapshot) -> Option<String> {
         (Some(true), None) => Some(format!("server {} runs and nothing tells its clients", server.server)),
         (None, _) => Some(format!("no source can tell whether server {} still runs", server.server)),
     })
+}
+
+fn action(daemon: &DaemonName, result: ActionResult) -> Action {
+    Action {
+        action: ActionKind::Restart,
+        at: Timestamp::now(),
+        event: None,
+        daemon: Some(daemon.clone()),
+        incident: None,
+        result,
+        detail: None,
+        seconds: None,
+        output: None,
+    }
 }
