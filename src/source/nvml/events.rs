@@ -12,10 +12,10 @@ use super::shared::{Session, Shared};
 use crate::event::{Event, EventKind, Xid, XidSource};
 use crate::source::live;
 
-/// How long one call waits. It is also how long the end of a session may take.
-const WAIT: Duration = Duration::from_secs(1);
 /// A wait that ends sooner than this without an event was interrupted; something is paused for, so as not to spin.
 const TOO_SOON: Duration = Duration::from_millis(50);
+/// Pause while there is no session, or no GPU in it. A change of session ends it.
+const NOTHING_TO_DO: Duration = Duration::from_secs(1);
 /// Events taken at once, so that a storm becomes few batches.
 const BATCH: usize = 256;
 /// Pause after a failure: first and longest.
@@ -39,7 +39,7 @@ pub fn run(shared: &Shared) {
         let session = shared.session();
         let Some(library) = &session.library else {
             thread.refused.clear();
-            shared.sleep_in_session(session.number, WAIT);
+            shared.sleep_in_session(session.number, NOTHING_TO_DO);
             continue;
         };
         let caller = library.caller(&shared.events_call);
@@ -87,13 +87,13 @@ impl Thread<'_> {
         };
         if gpus.is_empty() {
             while !is_over() {
-                self.shared.sleep_in_session(session.number, WAIT);
+                self.shared.sleep_in_session(session.number, NOTHING_TO_DO);
             }
             return Ok(());
         }
         while !is_over() {
             let started = Instant::now();
-            match set.wait(WAIT)? {
+            match set.wait(self.shared.settings.event_wait)? {
                 Some(event) => self.take(caller, &set, &gpus, event)?,
                 None if started.elapsed() < TOO_SOON => std::thread::sleep(TOO_SOON),
                 None => {}
@@ -146,13 +146,12 @@ impl Thread<'_> {
         first: RawEvent,
     ) -> Result<(), Error> {
         let mut batch: Vec<Event> = Vec::new();
-        let mut next = Some(first);
+        self.add(caller, gpus, &first, &mut batch);
         let mut end = Ok(());
-        for _ in 0..BATCH {
-            let Some(event) = next else { break };
-            self.add(caller, gpus, &event, &mut batch);
+        for _ in 1..BATCH {
             match set.wait(Duration::ZERO) {
-                Ok(more) => next = more,
+                Ok(Some(event)) => self.add(caller, gpus, &event, &mut batch),
+                Ok(None) => break,
                 Err(error) => {
                     end = Err(error);
                     break;

@@ -49,6 +49,8 @@ pub struct Settings {
     pub interval: Duration,
     /// The same, at least, when a cycle is asked for.
     pub min_spacing: Duration,
+    /// How long one call waits for events: also how long the end of a session, or of the program, may take.
+    pub event_wait: Duration,
     /// How long a call may take before the source counts as stuck.
     pub stuck_after: Duration,
     /// Pause after a failed initialisation: the first one and the longest one.
@@ -64,6 +66,7 @@ impl Settings {
             module: "/sys/module/nvidia".into(),
             interval: nvml.interval,
             min_spacing: Duration::from_secs(1).min(nvml.interval),
+            event_wait: Duration::from_secs(1),
             stuck_after: nvml.stuck_after,
             backoff: (Duration::from_secs(5), Duration::from_secs(60)),
         }
