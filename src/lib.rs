@@ -7,6 +7,7 @@ pub mod cli;
 pub mod config;
 pub mod engine;
 pub mod event;
+pub mod glob;
 pub mod http;
 pub mod identity;
 pub mod metrics;

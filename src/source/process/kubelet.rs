@@ -184,4 +184,4 @@ mod client {
 }
 
 #[cfg(all(test, feature = "kubelet"))]
-mod tests;
+pub(super) mod tests;

@@ -2,12 +2,17 @@
 
 pub mod cache;
 pub mod cgroup;
+pub mod checkpoint;
 pub mod kubelet;
+pub mod namespace;
 pub mod pidfd;
 pub mod pod_logs;
 pub mod proc;
 pub mod rooted;
+pub mod source;
+pub mod watch;
 pub mod worker;
+pub mod workload;
 
 #[cfg(test)]
 pub(crate) mod testing;

@@ -76,7 +76,7 @@ pub enum ProcError {
 }
 
 impl ProcError {
-    fn new(path: PathBuf, source: io::Error) -> ProcError {
+    pub(super) fn new(path: PathBuf, source: io::Error) -> ProcError {
         match source.kind() {
             io::ErrorKind::NotFound => ProcError::Gone { path },
             io::ErrorKind::PermissionDenied => ProcError::Denied { path },

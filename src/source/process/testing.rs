@@ -1,6 +1,8 @@
-//! A tree that looks like a proc file system, for tests.
+//! A tree that looks like a proc file system, and processes in namespaces of their own, for tests.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
+use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
@@ -46,5 +48,53 @@ impl FakeProc {
 
     pub fn remove(&self, pid: u32) {
         std::fs::remove_dir_all(self.0.path().join(pid.to_string())).unwrap();
+    }
+}
+
+/// A process that runs in a pid namespace of its own; `None` where that is not allowed.
+pub struct Nested(Child);
+
+impl Nested {
+    pub fn start(script: &str) -> Option<Nested> {
+        if !rustix::process::getuid().is_root() {
+            eprintln!("skipped: a pid namespace needs root");
+            return None;
+        }
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "sh", "-c", script]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        if line.trim() == "ready" {
+            return Some(Nested(child));
+        }
+        child.wait().unwrap();
+        eprintln!("skipped: no pid namespace can be made here");
+        None
+    }
+
+    /// The host's pid of the process whose command line holds `word`.
+    pub fn find(&self, word: &str) -> u32 {
+        let proc = ProcRoot::new("/proc");
+        let is_it = |pid: &u32| {
+            std::fs::read(proc.file(*pid, "cmdline"))
+                .is_ok_and(|line| line == format!("sleep\0{word}\0").into_bytes())
+        };
+        let mut found = None;
+        for _ in 0..100 {
+            found = proc.pids().unwrap().into_iter().find(is_it);
+            if found.is_some() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        found.unwrap()
+    }
+}
+
+impl Drop for Nested {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _gone = self.0.wait();
     }
 }

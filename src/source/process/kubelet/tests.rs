@@ -17,12 +17,17 @@ fn listed(namespace: &str, name: &str, containers: &[&str]) -> ListedPod {
 }
 
 /// A kubelet that answers every call with this message and status, over real HTTP/2.
-struct Kubelet {
+pub(in crate::source::process) struct Kubelet {
     folder: TempDir,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Kubelet {
+    /// One that lists these pods.
+    pub(in crate::source::process) fn with(pods: &[ListedPod]) -> Kubelet {
+        Kubelet::start(message::testing::encode(pods), "0")
+    }
+
     fn start(message: Vec<u8>, status: &'static str) -> Kubelet {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("kubelet.sock")).unwrap();
@@ -43,7 +48,7 @@ impl Kubelet {
         Kubelet { folder, task }
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(in crate::source::process) fn socket(&self) -> PathBuf {
         self.folder.path().join("kubelet.sock")
     }
 }
