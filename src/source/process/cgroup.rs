@@ -175,7 +175,7 @@ fn container_id(part: &str) -> Option<String> {
 
 /// The outermost service or scope; below a user's manager, that manager's own.
 fn unit(parts: &[&str]) -> Option<Placement> {
-    let is_unit = |part: &&&str| part.ends_with(".service") || part.ends_with(".scope");
+    let is_unit = |part: &&&str| [".service", ".scope"].iter().any(|kind| part.ends_with(kind));
     let mut units = parts.iter().filter(is_unit);
     let first = units.next()?;
     let unit = match units.next() {

@@ -183,5 +183,6 @@ mod client {
     }
 }
 
-#[cfg(all(test, feature = "kubelet"))]
+#[cfg(test)]
+#[cfg(feature = "kubelet")]
 pub(super) mod tests;

@@ -96,7 +96,7 @@ fn is_within(proc: &ProcRoot, pid: u32, depth: usize, namespace: u64) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::process::testing::Nested;
+    use crate::source::process::testing::{Nested, find_sleeper};
 
     fn marks() -> [String; 2] {
         let unique = u64::from(std::process::id()) + 100_000;
@@ -120,9 +120,9 @@ mod tests {
         let script = format!(
             "sleep {here} & unshare --pid --fork --kill-child sh -c 'sleep {deeper} & wait' & echo ready; wait"
         );
-        let Some(nested) = Nested::start(&script) else { return };
+        let Some(_nested) = Nested::start(&script) else { return };
         let proc = ProcRoot::new("/proc");
-        let (daemon, client) = (nested.find(&here), nested.find(&deeper));
+        let (daemon, client) = (find_sleeper(&here), find_sleeper(&deeper));
         let (daemon, _) = proc.process(daemon).unwrap();
         let View::Nested { level, namespace } = View::of(&proc, daemon).unwrap() else {
             panic!("a nested process was taken for one beside us")
@@ -139,12 +139,12 @@ mod tests {
     fn a_sibling_namespace_with_the_same_pids_is_not_mistaken() {
         let [one, other] = marks().map(|mark| format!("{mark}7"));
         let script = |mark: &str| format!("sleep {mark} & echo ready; wait");
-        let (Some(first), Some(second)) = (Nested::start(&script(&one)), Nested::start(&script(&other)))
+        let (Some(_first), Some(_second)) = (Nested::start(&script(&one)), Nested::start(&script(&other)))
         else {
             return;
         };
         let proc = ProcRoot::new("/proc");
-        let (first, second) = (first.find(&one), second.find(&other));
+        let (first, second) = (find_sleeper(&one), find_sleeper(&other));
         let pid = |host: u32| *proc.status(host).unwrap().namespace_pids.last().unwrap();
         assert_eq!(pid(first), pid(second), "the test needs the same pid in both");
         let View::Nested { level, namespace } = View::of(&proc, proc.process(second).unwrap().0).unwrap()

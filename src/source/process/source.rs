@@ -163,10 +163,9 @@ pub struct ProcessSource {
     asking: Option<u64>,
     has_to_locate: bool,
     locate_at: Instant,
-    is_asker_stuck: bool,
     looker: Worker<Vec<checkpoint::Subject>, Vec<(u64, Newest)>>,
     look_at: Option<Instant>,
-    is_looker_stuck: bool,
+    stuck: Stuck,
     kubelet: Option<Kubelet>,
     boot: Option<(Timestamp, Instant)>,
     health: HashMap<(SourceName, Option<DaemonName>), Result<(), Arc<str>>>,
@@ -174,6 +173,13 @@ pub struct ProcessSource {
     hides_processes: bool,
     said: Said,
     events: Vec<Event>,
+}
+
+/// Which thread is known to hang.
+#[derive(Debug, Default)]
+struct Stuck {
+    asker: bool,
+    looker: bool,
 }
 
 /// What is logged once.
@@ -232,10 +238,9 @@ impl ProcessSource {
             asking: None,
             has_to_locate: false,
             locate_at: now,
-            is_asker_stuck: false,
             looker,
             look_at: None,
-            is_looker_stuck: false,
+            stuck: Stuck::default(),
             kubelet,
             boot: None,
             health: HashMap::new(),

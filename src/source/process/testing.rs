@@ -72,24 +72,6 @@ impl Nested {
         eprintln!("skipped: no pid namespace can be made here");
         None
     }
-
-    /// The host's pid of the process whose command line holds `word`.
-    pub fn find(&self, word: &str) -> u32 {
-        let proc = ProcRoot::new("/proc");
-        let is_it = |pid: &u32| {
-            std::fs::read(proc.file(*pid, "cmdline"))
-                .is_ok_and(|line| line == format!("sleep\0{word}\0").into_bytes())
-        };
-        let mut found = None;
-        for _ in 0..100 {
-            found = proc.pids().unwrap().into_iter().find(is_it);
-            if found.is_some() {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-        found.unwrap()
-    }
 }
 
 impl Drop for Nested {
@@ -97,4 +79,22 @@ impl Drop for Nested {
         let _gone = self.0.kill();
         let _gone = self.0.wait();
     }
+}
+
+/// The host's pid of the process `sleep <word>`, waited for.
+pub fn find_sleeper(word: &str) -> u32 {
+    let proc = ProcRoot::new("/proc");
+    let is_it = |pid: &u32| {
+        std::fs::read(proc.file(*pid, "cmdline"))
+            .is_ok_and(|line| line == format!("sleep\0{word}\0").into_bytes())
+    };
+    let mut found = None;
+    for _ in 0..100 {
+        found = proc.pids().unwrap().into_iter().find(is_it);
+        if found.is_some() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    found.unwrap()
 }

@@ -58,14 +58,9 @@ impl Watches {
     /// More processes than this are not watched.
     pub const LIMIT: usize = 65_536;
 
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.by_key.len()
-    }
-
     /// Takes one in; `None`: there are too many.
     pub fn add(&mut self, daemon: DaemonName, pid: u32) -> Option<u64> {
-        if self.len() >= Self::LIMIT {
+        if self.by_key.len() >= Self::LIMIT {
             return None;
         }
         self.last += 1;

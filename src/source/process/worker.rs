@@ -111,12 +111,12 @@ fn start<Q: Send + 'static, A: Send + 'static>(
     let running = running.clone();
     let thread = std::thread::Builder::new().name(name.into()).stack_size(256 * 1024);
     let started = thread.spawn(move || {
-        let _running = running;
         while let Ok(question) = queue.recv() {
             if answers.send(answer(question)).is_err() {
-                return;
+                break;
             }
         }
+        drop(running);
     });
     if let Err(error) = started {
         tracing::warn!(%error, thread = name, "A thread could not be started.");

@@ -116,7 +116,7 @@ impl Attributions {
         let content = self.with.proc.cgroup(pid)?;
         let (environment, is_denied) = self.environment(pid)?;
         let named = self.group(&content, subject, now);
-        let workload = self.overlay(named.workload, subject, &environment);
+        let workload = overlay(named.workload, subject, &environment);
         let checkpoint =
             self.with.checkpoint_variable.as_ref().and_then(|name| environment.get(name).cloned());
         // All of this was read by pid: it counts only if the pid was still that process's at the end.
@@ -245,36 +245,35 @@ impl Attributions {
         let pod = kubelet::pod_by_hostname(listed, hostname, container)?;
         Some(PodName { namespace: pod.namespace.as_str().into(), pod: pod.name.as_str().into() })
     }
+}
 
-    /// What the environment adds to what the control group says.
-    fn overlay(
-        &self,
-        by_group: Option<Workload>,
-        subject: &Subject,
-        environment: &HashMap<String, OsString>,
-    ) -> Option<Workload> {
-        let value = |name: &str| environment.get(name).and_then(|value| word(value));
-        match by_group {
-            Some(Workload::Slurm { job, step, user }) => {
-                Some(Workload::Slurm { job, step, user: value(JOB_USER).map(Into::into).or(user) })
+/// What the environment adds to what the control group says.
+fn overlay(
+    by_group: Option<Workload>,
+    subject: &Subject,
+    environment: &HashMap<String, OsString>,
+) -> Option<Workload> {
+    let value = |name: &str| environment.get(name).and_then(|value| word(value));
+    match by_group {
+        Some(Workload::Slurm { job, step, user }) => {
+            Some(Workload::Slurm { job, step, user: value(JOB_USER).map(Into::into).or(user) })
+        }
+        Some(Workload::Pod { .. }) => by_group,
+        _ => {
+            let is_number = |text: &&str| text.bytes().all(|byte| byte.is_ascii_digit());
+            if let Some(job) = value(JOB_ID).filter(is_number) {
+                let step = value(STEP_ID).filter(is_number).map(|step| step_name(step).into());
+                let user = value(JOB_USER).map(str::to_owned);
+                let user = user.or_else(|| subject.uid.map(|uid| uid.to_string())).map(Into::into);
+                return Some(Workload::Slurm { job: job.into(), step, user });
             }
-            Some(Workload::Pod { .. }) => by_group,
-            _ => {
-                let is_number = |text: &&str| text.bytes().all(|byte| byte.is_ascii_digit());
-                if let Some(job) = value(JOB_ID).filter(is_number) {
-                    let step = value(STEP_ID).filter(is_number).map(|step| step_name(step).into());
-                    let user = value(JOB_USER).map(str::to_owned);
-                    let user = user.or_else(|| subject.uid.map(|uid| uid.to_string())).map(Into::into);
-                    return Some(Workload::Slurm { job: job.into(), step, user });
+            match (value(APPTAINER).or_else(|| value(SINGULARITY)), by_group) {
+                // Without limits Apptainer makes no group of its own, and its name is that of the image.
+                (Some(image), Some(Workload::Unit { unit: at } | Workload::Cgroup { path: at })) => {
+                    Some(Workload::Container { id: format!("{at}/{image}").into() })
                 }
-                match (value(APPTAINER).or_else(|| value(SINGULARITY)), by_group) {
-                    // Without limits Apptainer makes no group of its own, and its name is that of the image.
-                    (Some(image), Some(Workload::Unit { unit: at } | Workload::Cgroup { path: at })) => {
-                        Some(Workload::Container { id: format!("{at}/{image}").into() })
-                    }
-                    (Some(image), None) => Some(Workload::Container { id: image.into() }),
-                    (_, by_group) => by_group,
-                }
+                (Some(image), None) => Some(Workload::Container { id: image.into() }),
+                (_, by_group) => by_group,
             }
         }
     }

@@ -12,20 +12,20 @@ fn at(content: &str) -> Option<Placement> {
     placement(content.replace("{OTHER}", OTHER).as_bytes(), true)
 }
 
-fn pod_of(container: Option<&str>) -> Option<Placement> {
-    Some(Placement::Pod { uid: UID.into(), container: container.map(Into::into) })
+fn pod_of(container: Option<&str>) -> Placement {
+    Placement::Pod { uid: UID.into(), container: container.map(Into::into) }
 }
 
-fn container_of(id: &str) -> Option<Placement> {
-    Some(Placement::Container { id: id.into() })
+fn container_of(id: &str) -> Placement {
+    Placement::Container { id: id.into() }
 }
 
-fn unit_of(unit: &str) -> Option<Placement> {
-    Some(Placement::Unit { unit: unit.into() })
+fn unit_of(unit: &str) -> Placement {
+    Placement::Unit { unit: unit.into() }
 }
 
-fn slurm_of(job: &str, step: Option<&str>, uid: Option<&str>) -> Option<Placement> {
-    Some(Placement::Slurm { job: job.into(), step: step.map(Into::into), uid: uid.map(Into::into) })
+fn slurm_of(job: &str, step: Option<&str>, uid: Option<&str>) -> Placement {
+    Placement::Slurm { job: job.into(), step: step.map(Into::into), uid: uid.map(Into::into) }
 }
 
 #[test]
@@ -58,14 +58,14 @@ fn every_shape_of_a_pod_is_known() {
         "0::/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope (deleted)",
     ];
     for shape in shapes {
-        assert_eq!(at(shape), pod_of(Some(ID)), "{shape}");
+        assert_eq!(at(shape), Some(pod_of(Some(ID))), "{shape}");
     }
 }
 
 #[test]
 fn a_pod_without_a_container_is_a_pod_and_the_fuller_hierarchy_wins() {
-    assert_eq!(at("0::/kubepods.slice/kubepods-pod{UID_}.slice"), pod_of(None));
-    assert_eq!(at("5:pids:/kubepods/pod{UID}\n4:memory:/kubepods/pod{UID}/{ID}"), pod_of(Some(ID)));
+    assert_eq!(at("0::/kubepods.slice/kubepods-pod{UID_}.slice"), Some(pod_of(None)));
+    assert_eq!(at("5:pids:/kubepods/pod{UID}\n4:memory:/kubepods/pod{UID}/{ID}"), Some(pod_of(Some(ID))));
 }
 
 #[test]
@@ -95,52 +95,55 @@ fn every_shape_of_a_container_is_known() {
         "0::/../cri-containerd-{ID}.scope",
     ];
     for shape in shapes {
-        assert_eq!(at(shape), container_of(ID), "{shape}");
+        assert_eq!(at(shape), Some(container_of(ID)), "{shape}");
     }
-    assert_eq!(at("0::/lxc.payload.trainer/init.scope"), container_of("trainer"));
-    assert_eq!(at("4:memory:/lxc/trainer"), container_of("trainer"));
+    assert_eq!(at("0::/lxc.payload.trainer/init.scope"), Some(container_of("trainer")));
+    assert_eq!(at("4:memory:/lxc/trainer"), Some(container_of("trainer")));
     let apptainer = "0::/user.slice/user-1000.slice/user@1000.service/user.slice/apptainer-8123.scope";
-    assert_eq!(at(apptainer), container_of("apptainer-8123"));
-    assert_eq!(at("0::/system.slice/singularity-77.scope"), container_of("singularity-77"));
+    assert_eq!(at(apptainer), Some(container_of("apptainer-8123")));
+    assert_eq!(at("0::/system.slice/singularity-77.scope"), Some(container_of("singularity-77")));
 }
 
 #[test]
 fn every_shape_of_a_slurm_job_is_known() {
     let v2 = "0::/system.slice/slurmstepd.scope/job_8812/step_0/user/task_3";
-    assert_eq!(at(v2), slurm_of("8812", Some("0"), None));
+    assert_eq!(at(v2), Some(slurm_of("8812", Some("0"), None)));
     let named_node = "0::/system.slice/gpu07_slurmstepd.scope/job_8812/step_batch/user/task_0";
-    assert_eq!(at(named_node), slurm_of("8812", Some("batch"), None));
+    assert_eq!(at(named_node), Some(slurm_of("8812", Some("batch"), None)));
     let v1 =
         "7:memory:/slurm/uid_1701/job_8812/step_extern/task_0\n1:name=systemd:/system.slice/slurmd.service";
-    assert_eq!(at(v1), slurm_of("8812", Some("extern"), Some("1701")));
-    assert_eq!(at("7:cpuset:/slurm_gpu07/uid_1701/job_8812"), slurm_of("8812", None, Some("1701")));
-    assert_eq!(at("0::/../job_8812/step_1/user"), slurm_of("8812", Some("1"), None));
+    assert_eq!(at(v1), Some(slurm_of("8812", Some("extern"), Some("1701"))));
+    assert_eq!(at("7:cpuset:/slurm_gpu07/uid_1701/job_8812"), Some(slurm_of("8812", None, Some("1701"))));
+    assert_eq!(at("0::/../job_8812/step_1/user"), Some(slurm_of("8812", Some("1"), None)));
     let container_in_job = "0::/system.slice/slurmstepd.scope/job_8812/step_0/user/libpod-{ID}.scope";
-    assert_eq!(at(container_in_job), slurm_of("8812", Some("0"), None));
+    assert_eq!(at(container_in_job), Some(slurm_of("8812", Some("0"), None)));
     let node_in_pod = "0::/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope/system.slice/slurmstepd.scope/job_5/step_0";
-    assert_eq!(at(node_in_pod), slurm_of("5", Some("0"), None));
+    assert_eq!(at(node_in_pod), Some(slurm_of("5", Some("0"), None)));
 }
 
 #[test]
 fn slurm_is_left_alone_where_the_site_says_so() {
     let found = placement(b"0::/system.slice/slurmstepd.scope/job_8812/step_0", false);
-    assert_eq!(found, unit_of("slurmstepd.scope"));
+    assert_eq!(found, Some(unit_of("slurmstepd.scope")));
 }
 
 #[test]
 fn units_and_sessions_are_named_as_systemd_does() {
-    assert_eq!(at("0::/system.slice/train.service"), unit_of("train.service"));
+    assert_eq!(at("0::/system.slice/train.service"), Some(unit_of("train.service")));
     assert_eq!(
         at("0::/system.slice/system-job.slice/job@7\\x2da.service/worker"),
-        unit_of("job@7\\x2da.service")
+        Some(unit_of("job@7\\x2da.service"))
     );
-    assert_eq!(at("0::/user.slice/user-1000.slice/session-4.scope"), unit_of("session-4.scope"));
+    assert_eq!(at("0::/user.slice/user-1000.slice/session-4.scope"), Some(unit_of("session-4.scope")));
     assert_eq!(
         at("0::/user.slice/user-1000.slice/user@1000.service/app.slice/train.service"),
-        unit_of("user@1000.service/train.service")
+        Some(unit_of("user@1000.service/train.service"))
     );
-    assert_eq!(at("0::/user.slice/user-1000.slice/user@1000.service/tasks"), unit_of("user@1000.service"));
-    assert_eq!(at("4:memory:/a\n1:name=systemd:/system.slice/x.service"), unit_of("x.service"));
+    assert_eq!(
+        at("0::/user.slice/user-1000.slice/user@1000.service/tasks"),
+        Some(unit_of("user@1000.service"))
+    );
+    assert_eq!(at("4:memory:/a\n1:name=systemd:/system.slice/x.service"), Some(unit_of("x.service")));
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl ProcessSource {
 
     pub(super) fn take_answer(&mut self, answer: Option<Answer>) {
         self.asking = None;
-        self.is_asker_stuck = false;
+        self.stuck.asker = false;
         match answer {
             Some(Answer::Attributed { key, found, pod_logs, dropped }) => {
                 for _ in 0..dropped {
@@ -128,10 +128,10 @@ impl ProcessSource {
     /// The process over which the asker hangs is not asked about again: its turn was taken when the question was put.
     fn give_asker_up(&mut self) {
         let is_replaced = self.asker.give_up();
-        if self.is_asker_stuck && !is_replaced {
+        if self.stuck.asker && !is_replaced {
             return;
         }
-        self.is_asker_stuck = !is_replaced;
+        self.stuck.asker = !is_replaced;
         self.telemetry.source_error(SOURCE, "stuck");
         let process =
             self.asking.take().and_then(|key| self.watches.get(key)).and_then(|watch| watch.process());
@@ -154,8 +154,8 @@ impl ProcessSource {
             return;
         }
         if let Some(busy) = self.looker.busy_for(now) {
-            if busy > CHECKPOINT_STUCK_AFTER && !self.is_looker_stuck {
-                self.is_looker_stuck = true;
+            if busy > CHECKPOINT_STUCK_AFTER && !self.stuck.looker {
+                self.stuck.looker = true;
                 self.telemetry.source_error("checkpoints", "stuck");
                 tracing::warn!(
                     seconds = busy.as_secs(),
@@ -179,7 +179,7 @@ impl ProcessSource {
     }
 
     pub(super) fn take_checkpoints(&mut self, answers: Option<Vec<(u64, Newest)>>) {
-        if std::mem::take(&mut self.is_looker_stuck) {
+        if std::mem::take(&mut self.stuck.looker) {
             tracing::info!("Checkpoints are seen again.");
         }
         let Some(answers) = answers else { return self.telemetry.source_error("checkpoints", "panic") };

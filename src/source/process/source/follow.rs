@@ -16,7 +16,7 @@ impl ProcessSource {
                     self.let_go(key);
                 }
             }
-            Command::Daemon(daemon, process) => self.know_daemon(daemon, process),
+            Command::Daemon(daemon, process) => self.know_daemon(&daemon, process),
         }
     }
 
@@ -58,9 +58,9 @@ impl ProcessSource {
     }
 
     /// Learns in which namespace a daemon's pids are; what was known stays when its process is gone.
-    fn know_daemon(&mut self, daemon: DaemonName, process: Option<ProcessId>) {
+    fn know_daemon(&mut self, daemon: &DaemonName, process: Option<ProcessId>) {
         let Some(process) = process else { return };
-        let known = self.daemons.get(&daemon);
+        let known = self.daemons.get(daemon);
         if known.is_some_and(|known| known.process == Some(process) && known.view.is_ok()) {
             return;
         }
@@ -79,7 +79,7 @@ impl ProcessSource {
             self.daemons.retain(|name, _| watched.contains(name));
         }
         self.daemons.insert(daemon.clone(), Daemon { process: Some(process), view });
-        for key in self.unfound(&daemon) {
+        for key in self.unfound(daemon) {
             self.find(key);
         }
     }
