@@ -33,15 +33,28 @@ struct Inner {
     kmsg_lost: IntCounter,
     kmsg_rejected: IntCounter,
     source_errors: IntCounterVec,
-    alerts_sent: IntCounterVec,
+    alerts_sent: Events,
     alerts_dropped: IntCounterVec,
-    hook_runs: IntCounterVec,
-    restarts: IntCounterVec,
-    restart_last: GaugeVec,
+    hook_runs: Events,
+    restarts: Events,
     journal_errors: IntCounter,
     config_reloads: IntCounterVec,
     web_config_reloads: IntCounterVec,
     task_restarts: IntCounterVec,
+}
+
+/// A counter of events and the time of the last.
+#[derive(Debug)]
+struct Events {
+    total: IntCounterVec,
+    last: GaugeVec,
+}
+
+impl Events {
+    fn add(&self, labels: &[&str]) {
+        self.total.with_label_values(labels).inc();
+        self.last.with_label_values(labels).set(unix_seconds(Timestamp::now()));
+    }
 }
 
 /// How a look at a control daemon ended; the label `result`.
@@ -126,10 +139,12 @@ impl Telemetry {
         )
         .expect("the table's names and labels are valid");
         registry.register(Box::new(control_query_duration.clone())).expect("each name is registered once");
-        let restart_last =
-            GaugeVec::new(options(&families::DAEMON_RESTART_LAST), families::DAEMON_RESTART_LAST.labels)
-                .expect("the table's names and labels are valid");
-        registry.register(Box::new(restart_last.clone())).expect("each name is registered once");
+        let events = |family: &Family, last: &Family| {
+            let made =
+                GaugeVec::new(options(last), last.labels).expect("the table's names and labels are valid");
+            registry.register(Box::new(made.clone())).expect("each name is registered once");
+            Events { total: counters(family), last: made }
+        };
         Telemetry(Arc::new(Inner {
             version: AtomicU64::new(0),
             log_lines: counters(&families::LOG_LINES),
@@ -141,11 +156,10 @@ impl Telemetry {
             kmsg_lost: counter(&families::KMSG_RECORDS_LOST),
             kmsg_rejected: counter(&families::KMSG_RECORDS_INJECTED),
             source_errors: counters(&families::SOURCE_ERRORS),
-            alerts_sent: counters(&families::ALERTS_SENT),
+            alerts_sent: events(&families::ALERTS_SENT, &families::ALERT_SENT_LAST),
             alerts_dropped: counters(&families::ALERTS_DROPPED),
-            hook_runs: counters(&families::HOOK_RUNS),
-            restarts: counters(&families::DAEMON_RESTARTS),
-            restart_last,
+            hook_runs: events(&families::HOOK_RUNS, &families::HOOK_RUN_LAST),
+            restarts: events(&families::DAEMON_RESTARTS, &families::DAEMON_RESTART_LAST),
             journal_errors: counter(&families::JOURNAL_ERRORS),
             config_reloads: reloads(counters(&families::CONFIG_RELOADS)),
             web_config_reloads: reloads(counters(&families::WEB_CONFIG_RELOADS)),
@@ -227,7 +241,7 @@ impl Telemetry {
     /// An Alertmanager is configured: its series start at 0.
     pub fn alertmanager_known(&self, alertmanager: &str, results: &[&'static str]) {
         for result in results {
-            self.0.alerts_sent.with_label_values(&[alertmanager, result]);
+            self.0.alerts_sent.total.with_label_values(&[alertmanager, result]);
         }
         self.0.alerts_dropped.with_label_values(&[alertmanager]);
         self.changed();
@@ -236,14 +250,14 @@ impl Telemetry {
     /// A hook is configured: its series start at 0.
     pub fn hook_known(&self, hook: &str, results: &[&'static str]) {
         for result in results {
-            self.0.hook_runs.with_label_values(&[hook, result]);
+            self.0.hook_runs.total.with_label_values(&[hook, result]);
         }
         self.changed();
     }
 
     /// A post to an Alertmanager ended: `result` is one of a few constant words.
     pub fn alert_sent(&self, alertmanager: &str, result: &'static str) {
-        self.0.alerts_sent.with_label_values(&[alertmanager, result]).inc();
+        self.0.alerts_sent.add(&[alertmanager, result]);
         self.changed();
     }
 
@@ -255,14 +269,13 @@ impl Telemetry {
 
     /// A hook ran: `result` is one of a few constant words.
     pub fn hook_run(&self, hook: &str, result: &'static str) {
-        self.0.hook_runs.with_label_values(&[hook, result]).inc();
+        self.0.hook_runs.add(&[hook, result]);
         self.changed();
     }
 
     /// A daemon restart was tried: `result` is one of a few constant words.
     pub fn daemon_restart(&self, daemon: &str, result: &'static str) {
-        self.0.restarts.with_label_values(&[daemon, result]).inc();
-        self.0.restart_last.with_label_values(&[daemon, result]).set(unix_seconds(Timestamp::now()));
+        self.0.restarts.add(&[daemon, result]);
         self.changed();
     }
 

@@ -177,6 +177,20 @@ impl Listener {
         }
     }
 
+    /// Where it listens, for people.
+    pub(super) fn describe(&self) -> String {
+        match self {
+            Listener::Tcp(listener) => {
+                listener.local_addr().map_or_else(|_| "TCP".into(), |it| it.to_string())
+            }
+            Listener::Unix { listener, .. } => {
+                let address = listener.local_addr().ok();
+                let path = address.as_ref().and_then(|address| address.as_pathname());
+                path.map_or_else(|| "unix".into(), |path| format!("unix:{}", path.display()))
+            }
+        }
+    }
+
     /// The TCP address that was bound.
     pub(super) fn tcp_address(&self) -> Option<SocketAddr> {
         match self {

@@ -93,9 +93,8 @@ impl Server {
         let graceful = Arc::new(GracefulShutdown::new());
         let mut accepting = JoinSet::new();
         for listener in self.listeners {
-            if let Some(address) = listener.tcp_address() {
-                info!(%address, tls = site.config.current().tls.is_some(), "Listening for scrapes.");
-            }
+            let tls = site.config.current().tls.is_some();
+            info!(address = listener.describe(), tls, "Listening for scrapes.");
             accepting.spawn(accept_loop(listener, site.clone(), connections.clone(), graceful.clone()));
         }
         shutdown.wait().await;

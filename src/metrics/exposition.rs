@@ -1,5 +1,6 @@
 //! Renders `/metrics` once per change and lets every scrape share the bytes.
 
+use std::borrow::Cow;
 use std::io::Write as _;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use crate::engine::incident::Cause;
 use crate::engine::snapshot::Snapshot;
 use crate::metrics::collect::NodeCollector;
 use crate::metrics::families;
-use crate::metrics::labels::LabelValue;
+use crate::metrics::labels::{LabelValue, sanitized};
 use crate::metrics::negotiate::{Encoding, Format};
 use crate::metrics::openmetrics::{self, Exemplar};
 use crate::metrics::process::ProcessCollector;
@@ -97,7 +98,9 @@ impl Exposition {
                 let mut page =
                     String::with_capacity(previous.map_or(0, |previous| previous.page.len() + 1024));
                 self.write(&mut page, format, &self.node.gather());
-                self.write(&mut page, format, &self.telemetry.registry().gather());
+                let mut work = self.telemetry.registry().gather();
+                sanitize(&mut work);
+                self.write(&mut page, format, &work);
                 page
             }
         };
@@ -126,6 +129,17 @@ impl Exposition {
                         warn!(family = family.name(), %error, "A metric family cannot be written and is left out.");
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Makes the labels of our own counters say the same as those of the snapshot's series.
+fn sanitize(families: &mut [MetricFamily]) {
+    for metric in families.iter_mut().flat_map(MetricFamily::mut_metric) {
+        for pair in metric.mut_label() {
+            if let Cow::Owned(changed) = sanitized(pair.value()) {
+                pair.set_value(changed);
             }
         }
     }

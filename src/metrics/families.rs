@@ -274,10 +274,14 @@ families! {
     "Alerts and actions" {
         ALERTS_SENT = Counter "mps_alerts_sent_total" ["alertmanager", "result"]
             "Posts of alerts to an Alertmanager, by result.";
+        ALERT_SENT_LAST = Gauge "mps_alert_sent_last_timestamp_seconds" ["alertmanager", "result"]
+            "When a post of alerts to an Alertmanager last ended so, in seconds since the Unix epoch.";
         ALERTS_DROPPED = Counter "mps_alerts_dropped_total" ["alertmanager"]
             "Alerts given up because the queue to an Alertmanager was full or the alert too old.";
         HOOK_RUNS = Counter "mps_hook_runs_total" ["hook", "result"]
             "Runs of remediation hooks, by result.";
+        HOOK_RUN_LAST = Gauge "mps_hook_run_last_timestamp_seconds" ["hook", "result"]
+            "When a remediation hook last ended so, in seconds since the Unix epoch.";
         JOURNAL_ERRORS = Counter "mps_journal_errors_total" []
             "Writes to the incident journal that failed. The incidents paged all the same.";
     }

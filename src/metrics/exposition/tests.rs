@@ -18,9 +18,24 @@ fn text(page: &Bytes) -> &str {
 #[test]
 fn open_metrics_is_strict_in_every_state() {
     for snapshot in [nodes::empty(), nodes::node(8, 48), nodes::extreme()] {
-        let (exposition, ..) = exposition(snapshot);
+        let (exposition, snapshots, telemetry) = exposition(snapshot);
+        for daemon in &snapshots.load().daemons {
+            telemetry.log_lag(&daemon.name, crate::event::LogFile::Server, 1);
+        }
         let page = exposition.page(Format::OpenMetrics, Encoding::Identity);
         let families = strict::parse(text(&page)).unwrap_or_else(|error| panic!("{error}"));
+        let daemons = |name: &str| -> Vec<String> {
+            let family = families.iter().find(|family| family.name == name);
+            let samples = family.map_or(&[][..], |family| &family.samples);
+            let mut daemons: Vec<String> = samples.iter().map(|sample| sample.labels[0].1.clone()).collect();
+            daemons.sort();
+            daemons
+        };
+        assert_eq!(
+            daemons("mps_control_daemon"),
+            daemons("mps_log_lag_bytes"),
+            "the label is the same everywhere"
+        );
         assert!(families.iter().any(|family| family.name == "process_cpu_seconds"));
         assert!(families.iter().all(|family| !family.help.is_empty()));
     }
