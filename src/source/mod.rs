@@ -39,6 +39,11 @@ impl Outbox {
         batch.is_empty() || self.events.send(batch).await.is_ok()
     }
 
+    /// Waits for room in the queue; nothing is lost when the wait is given up. `None`: the model is gone.
+    pub async fn room(&self) -> Option<Room<'_>> {
+        self.events.reserve().await.ok().map(Room)
+    }
+
     /// Sends one event that happens now.
     pub async fn tell(&self, kind: EventKind) -> bool {
         self.send(vec![live(self.clock.now(), kind)]).await
@@ -57,6 +62,17 @@ impl Outbox {
         state: Result<(), Arc<str>>,
     ) -> bool {
         self.tell(EventKind::Source(SourceHealth { source, daemon: daemon.cloned(), state })).await
+    }
+}
+
+/// Room for one batch.
+#[derive(Debug)]
+pub struct Room<'a>(mpsc::Permit<'a, Vec<Event>>);
+
+impl Room<'_> {
+    /// Sends the batch.
+    pub fn send(self, batch: Vec<Event>) {
+        self.0.send(batch);
     }
 }
 

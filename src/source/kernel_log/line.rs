@@ -200,12 +200,12 @@ mod tests {
 
     #[test]
     fn a_loss_without_an_xid_is_told_once() {
-        let lost = "GpuLost(PciAddress { domain: 0, bus: 59, device: 0 })".to_owned();
+        let lost = ["GpuLost(PciAddress { domain: 0, bus: 59, device: 0 })"];
         let record = "NVRM: The NVIDIA GPU 0000:3b:00.0\nNVRM: (PCI ID: 10de:2330) installed in this system has\n\
                       NVRM: fallen off the bus and is not responding to commands.";
-        assert_eq!(lines(&[record]), [lost.clone()]);
-        assert_eq!(lines(&record.lines().collect::<Vec<_>>()), [lost.clone()], "the same as three lines");
-        assert_eq!(lines(&["NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."]), [lost]);
+        assert_eq!(lines(&[record]), lost);
+        assert_eq!(lines(&record.lines().collect::<Vec<_>>()), lost, "the same as three lines");
+        assert_eq!(lines(&["NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."]), lost);
         let told = lines(&[
             "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
             "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",

@@ -97,6 +97,13 @@ impl Pending {
         self.events.push(Event { at, freshness, kind });
     }
 
+    /// Adds an event that no line stands for.
+    pub(super) fn tell(&mut self, event: Event) {
+        if self.events.len() < MAX {
+            self.events.push(event);
+        }
+    }
+
     /// Everything, in the order of its first occurrence, and how many events were dropped.
     pub(super) fn take(&mut self) -> (Vec<Event>, u64) {
         self.known.clear();

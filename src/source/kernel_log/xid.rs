@@ -55,7 +55,7 @@ impl XidLine {
         if scan.0.first().is_some_and(u8::is_ascii_alphanumeric) {
             return None;
         }
-        let pid = scan.skip(b", pid=").and_then(|()| scan.field()).and_then(whole_decimal);
+        let pid = scan.skip(b", pid=").map(|()| scan.field()).and_then(whole_decimal);
         let pid = pid.filter(|pid| *pid != 0);
         if scan.skip(b", name=").is_some() {
             scan.field();
@@ -120,11 +120,11 @@ impl<'a> Scan<'a> {
     }
 
     /// Takes everything up to the next `, `, or to the end.
-    fn field(&mut self) -> Option<&'a [u8]> {
+    fn field(&mut self) -> &'a [u8] {
         let end = memmem::find(self.0, b", ").unwrap_or(self.0.len());
         let (field, rest) = self.0.split_at(end);
         self.0 = rest;
-        Some(field)
+        field
     }
 }
 
