@@ -46,8 +46,8 @@ async fn events_from_before_the_start_are_not_news() {
 #[tokio::test]
 async fn a_storm_is_counted_in_few_batches() {
     let mut rig = slow(GPUS, &[]).await;
-    let storm: String = (1..=2000).map(|seq| format!("event seq={seq} gpu=0 xid=13\n")).collect();
-    rig.script(&format!("{GPUS}{storm}"));
+    let storm: Vec<String> = (1..=2000).map(|seq| format!("event seq={seq} gpu=0 xid=13")).collect();
+    rig.script(&format!("{GPUS}{}\n", storm.join("\n")));
     let (mut count, mut batches) = (0, 0);
     while count < 2000 {
         count += rig.xid().await.count;
