@@ -6,3 +6,4 @@ pub mod env;
 pub mod listen_fd;
 pub mod lock;
 pub mod namespace;
+pub mod seqpacket;

@@ -2,9 +2,9 @@
 //!
 //! The wire protocol has no end-of-answer packet, so a [`Conversation`] asks in an order in which every answer ends
 //! where the next one visibly begins: the server list (bare numbers) before the default percentage (`100.0`), the
-//! client list (bare numbers) before `ps` (a header), `ps` before a server's state (a word) or the end of the session.
-//! A server is asked for its clients only after it has answered for its state in the same session, so a hung server
-//! is left with a single question. (Seen in 535, 550 and 555.)
+//! client list (bare numbers) and `ps` (a header and rows, or nothing) before a server's state (a word) or the end of
+//! the session. A server is asked for its clients only after it has answered for its state in the same session, so a
+//! hung server is left with a single question. (Seen in 535, 550 and 555; 535 says itself that it knows no state.)
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,9 +21,9 @@ const MAX_LINES: usize = 16_384;
 /// How much a session asks. What is asked is what control.log grows by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// Which servers there are and how they fare: seven to nine lines in control.log.
+    /// Which servers there are and how they fare: ten lines in control.log.
     State,
-    /// Their clients and contexts too: two lines more per client.
+    /// Their clients and contexts too: two lines more per client, and five per server.
     Full,
 }
 
@@ -38,6 +38,8 @@ pub enum Question {
     ServerStatus(u32),
     /// `get_client_list`.
     ClientList(u32),
+    /// `get_server_status` again, where the client list ends.
+    EndOfClients(u32),
     /// `ps -p`.
     Contexts(u32),
     /// Not a command: nothing more will be asked.
@@ -49,7 +51,7 @@ impl fmt::Display for Question {
         match self {
             Question::ServerList => f.write_str("get_server_list"),
             Question::DefaultPercentage => f.write_str("get_default_active_thread_percentage"),
-            Question::ServerStatus(pid) => write!(f, "get_server_status {pid}"),
+            Question::ServerStatus(pid) | Question::EndOfClients(pid) => write!(f, "get_server_status {pid}"),
             Question::ClientList(pid) => write!(f, "get_client_list {pid}"),
             Question::Contexts(pid) => write!(f, "ps -p {pid}"),
             Question::End => f.write_str("end of session"),
@@ -89,7 +91,6 @@ pub struct Conversation {
     unasked: VecDeque<u32>,
     columns: Option<Columns>,
     lines: usize,
-    has_ended: bool,
 }
 
 impl Conversation {
@@ -103,7 +104,6 @@ impl Conversation {
             unasked: VecDeque::new(),
             columns: None,
             lines: 0,
-            has_ended: false,
         };
         (conversation, opening)
     }
@@ -133,6 +133,7 @@ impl Conversation {
             Some(Question::DefaultPercentage) => self.default_percentage(line)?,
             Some(Question::ServerStatus(pid)) => self.server_status(pid, line)?,
             Some(Question::ClientList(pid)) => self.client_list(pid, line)?,
+            Some(Question::EndOfClients(pid)) => self.end_of_clients(pid, line)?,
             Some(Question::Contexts(pid)) => self.contexts(pid, line)?,
             Some(Question::End) | None => return Err(unexpected(Question::End, line)),
         };
@@ -142,14 +143,13 @@ impl Conversation {
 
     /// What was learnt, once the daemon has confirmed the end of the session.
     pub fn finish(mut self) -> Result<Look, AnswerError> {
-        // An empty client list is followed by the header of `ps`, an empty `ps` by nothing at all.
-        while let Some(Question::Contexts(_) | Question::End) = self.asked.front() {
-            self.asked.pop_front();
+        if let Some(Question::Contexts(pid)) = self.asked.front().copied() {
+            self.end_of_contexts(pid);
         }
-        match self.asked.front() {
+        match self.asked.pop_front() {
+            Some(Question::End) => Ok(self.look),
             Some(question) => Err(AnswerError::Unanswered(question.to_string())),
-            None if !self.has_ended => Err(AnswerError::Unanswered(Question::End.to_string())),
-            None => Ok(self.look),
+            None => Err(AnswerError::Unanswered(Question::End.to_string())),
         }
     }
 
@@ -182,52 +182,50 @@ impl Conversation {
     }
 
     fn server_status(&mut self, pid: u32, line: &str) -> Result<Vec<Question>, AnswerError> {
-        let status = match line {
-            "ACTIVE" => Some(ServerStatus::Active),
-            "FAULT" => Some(ServerStatus::Fault),
-            "INITIALIZING" => Some(ServerStatus::Initializing),
-            _ if unknown_command(line) == Some("get_server_status") => None,
-            _ if is_not_served(line) => {
-                // It left between two questions: it is no server any more.
-                self.asked.pop_front();
-                self.look.servers.retain(|server| server.pid != pid);
-                return Ok(vec![self.next_server()]);
-            }
-            _ if line.bytes().all(|b| b.is_ascii_uppercase() || b == b'_') => None, // a state of a newer driver
-            _ => return Err(unexpected(Question::ServerStatus(pid), line)),
-        };
+        self.asked.pop_front();
+        if is_not_served(line) {
+            // It left between two questions: it is no server any more.
+            self.look.servers.retain(|server| server.pid != pid);
+            return Ok(vec![self.next_server()]);
+        }
+        let status = status(line).ok_or_else(|| unexpected(Question::ServerStatus(pid), line))?;
+        let depth = self.depth;
         if let Some(server) = self.server(pid) {
             server.status = status;
+            server.clients = (depth == Depth::Full).then(Vec::new);
         }
-        self.asked.pop_front();
-        Ok(match self.depth {
+        Ok(match depth {
             Depth::State => vec![self.next_server()],
-            Depth::Full => {
-                if let Some(server) = self.server(pid) {
-                    server.clients = Some(Vec::new());
-                }
-                vec![Question::ClientList(pid), Question::Contexts(pid), self.next_server()]
-            }
+            Depth::Full => vec![Question::ClientList(pid), Question::EndOfClients(pid)],
         })
     }
 
     fn client_list(&mut self, pid: u32, line: &str) -> Result<Vec<Question>, AnswerError> {
         if let Some(client) = bare_number(line) {
-            if let Some(clients) = self.server(pid).and_then(|server| server.clients.as_mut())
-                && !clients.contains(&client)
-            {
+            if let Some(clients) = self.server(pid).and_then(|server| server.clients.as_mut()) {
                 clients.push(client);
             }
             return Ok(Vec::new());
         }
         self.asked.pop_front();
         if is_not_served(line) {
-            if let Some(server) = self.server(pid) {
-                server.clients = None;
-            }
+            self.leave_untold(pid);
             return Ok(Vec::new());
         }
-        self.contexts(pid, line)
+        self.end_of_clients(pid, line)
+    }
+
+    fn end_of_clients(&mut self, pid: u32, line: &str) -> Result<Vec<Question>, AnswerError> {
+        self.asked.pop_front();
+        if is_not_served(line) {
+            self.leave_untold(pid);
+        } else {
+            let status = status(line).ok_or_else(|| unexpected(Question::ClientList(pid), line))?;
+            if let Some(server) = self.server(pid) {
+                server.status = status;
+            }
+        }
+        Ok(vec![Question::Contexts(pid), self.next_server()])
     }
 
     fn contexts(&mut self, pid: u32, line: &str) -> Result<Vec<Question>, AnswerError> {
@@ -241,9 +239,7 @@ impl Conversation {
         let is_about_the_next = matches!(self.asked.get(1), Some(Question::ServerStatus(next))
             if *next != pid && line.starts_with(&format!("Server {next} ")));
         if is_not_served(line) && !is_about_the_next {
-            if let Some(server) = self.server(pid) {
-                server.contexts = None;
-            }
+            self.leave_untold(pid);
             return Ok(Vec::new());
         }
         if line.as_bytes()[0].is_ascii_digit() {
@@ -258,22 +254,35 @@ impl Conversation {
             return Ok(Vec::new());
         }
         // Anything else begins the next answer.
-        self.asked.pop_front();
-        self.columns = None;
+        self.end_of_contexts(pid);
         match self.asked.front().copied() {
             Some(Question::ServerStatus(next)) => self.server_status(next, line),
             _ => Err(unexpected(Question::Contexts(pid), line)),
         }
     }
 
+    fn end_of_contexts(&mut self, pid: u32) {
+        self.asked.pop_front();
+        self.columns = None;
+        // Of a server without clients `ps` prints nothing, not even its header.
+        if let Some(server) = self.server(pid)
+            && server.clients.as_ref().is_some_and(Vec::is_empty)
+        {
+            server.contexts.get_or_insert_default();
+        }
+    }
+
+    /// A server that left while it was asked: nothing is known of its clients.
+    fn leave_untold(&mut self, pid: u32) {
+        if let Some(server) = self.server(pid) {
+            server.clients = None;
+            server.contexts = None;
+        }
+    }
+
     /// The question after which nothing of the current server can come.
     fn next_server(&mut self) -> Question {
-        if let Some(pid) = self.unasked.pop_front() {
-            Question::ServerStatus(pid)
-        } else {
-            self.has_ended = true;
-            Question::End
-        }
+        self.unasked.pop_front().map_or(Question::End, Question::ServerStatus)
     }
 
     fn server(&mut self, pid: u32) -> Option<&mut ServerLook> {
@@ -360,6 +369,18 @@ fn program_name(command: &str) -> Option<Arc<str>> {
     }
     let name = program.rsplit('/').next().unwrap_or(program);
     (!name.is_empty()).then(|| name.into())
+}
+
+/// The state in an answer; `Some(None)` where it is one that we, or the driver, do not know.
+#[allow(clippy::option_option)]
+fn status(line: &str) -> Option<Option<ServerStatus>> {
+    match line {
+        "ACTIVE" => Some(Some(ServerStatus::Active)),
+        "FAULT" => Some(Some(ServerStatus::Fault)),
+        "INITIALIZING" => Some(Some(ServerStatus::Initializing)),
+        _ if unknown_command(line) == Some("get_server_status") => Some(None),
+        _ => line.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_').then_some(None),
+    }
 }
 
 fn bare_number(field: &str) -> Option<u32> {

@@ -114,8 +114,13 @@ async fn sessions(program: &Path, pipe: &Path, depth: Depth) -> Result<Look, Bin
         questions = conversation
             .servers()
             .flat_map(|pid| {
-                let all = [Question::ServerStatus(pid), Question::ClientList(pid), Question::Contexts(pid)];
-                all.into_iter().take(if depth == Depth::Full { 3 } else { 1 })
+                let all = [
+                    Question::ServerStatus(pid),
+                    Question::ClientList(pid),
+                    Question::EndOfClients(pid),
+                    Question::Contexts(pid),
+                ];
+                all.into_iter().take(if depth == Depth::Full { all.len() } else { 1 })
             })
             .collect();
     }

@@ -72,6 +72,7 @@ impl ControlWatch {
             state: state_seen,
             unanswered,
             client: settings.client,
+            search: std::env::var_os("PATH"),
             health: None,
         };
         let querier = (settings.client != ControlClient::Off).then_some(querier);

@@ -1,5 +1,6 @@
 //! Holds the sessions with one control daemon: one at a time, when asked and now and then.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +34,8 @@ pub(super) struct Querier {
     pub state: watch::Receiver<Option<LockState>>,
     pub unanswered: watch::Sender<u32>,
     pub client: ControlClient,
+    /// `PATH`, for NVIDIA's program.
+    pub search: Option<OsString>,
     pub health: Option<Result<(), Arc<str>>>,
 }
 
@@ -124,8 +127,7 @@ impl Querier {
                 result => return Ok(result?),
             }
         }
-        let search = std::env::var_os("PATH");
-        let program = binary::find(search.as_deref(), self.daemon_program().as_deref())?;
+        let program = binary::find(self.search.as_deref(), self.daemon_program().as_deref())?;
         Ok(binary::look(&program, &pipe, depth, timeout).await?)
     }
 
@@ -189,3 +191,6 @@ fn label(result: &Result<Look, LookError>) -> QueryResult {
 fn states(look: &Look) -> Vec<(u32, Option<crate::event::ServerStatus>)> {
     look.servers.iter().map(|server| (server.pid, server.status)).collect()
 }
+
+#[cfg(test)]
+mod tests;

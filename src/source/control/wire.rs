@@ -6,25 +6,17 @@
 //! included: so a session has one deadline for all of it and closes whatever happens.
 
 use std::io;
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, UCred,
-};
-use rustix::process::{getegid, geteuid, getpid};
 use tokio::io::unix::AsyncFd;
 
 use super::answers::{AnswerError, Conversation, Depth, Question};
 use crate::event::Look;
 use crate::sys::async_fd::readable_and_writable;
+use crate::sys::seqpacket::{self, Attachment};
 
 /// What the daemon says first.
 const HELLO: &[u8] = b"OUTBHELL\0";
@@ -36,10 +28,6 @@ const USER_INTERFACE: u32 = 4;
 const KIND_LINE: u32 = 0;
 /// The kind of the packet that confirms the end; its payload is an exit status.
 const KIND_END: u32 = 1;
-/// `sun_path` holds 108 bytes with the NUL.
-const MAX_SOCKET_PATH: usize = 107;
-/// A packet is one line of answer.
-const MAX_PACKET: usize = 16 * 1024;
 
 /// Why a session failed.
 #[derive(Debug, thiserror::Error)]
@@ -142,7 +130,7 @@ async fn session(path: &Path, depth: Depth, progress: &mut Progress) -> Result<L
 /// `control_privileged` for root and the daemon's user, `control` for everybody else.
 fn socket_path(pipe: &Path) -> PathBuf {
     let privileged = pipe.join("control_privileged");
-    let me = geteuid().as_raw();
+    let me = rustix::process::geteuid().as_raw();
     match std::fs::metadata(&privileged) {
         Ok(socket) if me == 0 || socket.uid() == me => privileged,
         _ => pipe.join("control"),
@@ -151,35 +139,19 @@ fn socket_path(pipe: &Path) -> PathBuf {
 
 async fn connect(path: &Path) -> Result<Peer, WireError> {
     let failed = |source: io::Error| WireError::Connect { path: path.into(), source };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(|error| failed(error.into()))?;
-    rustix::net::sockopt::set_socket_passcred(&socket, true).map_err(|error| failed(error.into()))?;
-    let (address, _directory) = address(path).map_err(failed)?;
+    let socket = seqpacket::socket(false).map_err(failed)?;
     loop {
-        match rustix::net::connect(&socket, &address) {
+        match seqpacket::connect(&socket, path) {
             Ok(()) => break,
-            Err(rustix::io::Errno::INTR) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // The accept queue is full: others wait for the daemon as well. Only the deadline ends this.
-            Err(rustix::io::Errno::AGAIN) => tokio::time::sleep(Duration::from_millis(50)).await,
-            Err(error) => return Err(failed(error.into())),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            Err(error) => return Err(failed(error)),
         }
     }
     Ok(Peer { socket: readable_and_writable(socket).map_err(failed)? })
-}
-
-/// The address of a socket. A path that does not fit is reached through its directory, which must then stay open.
-fn address(path: &Path) -> io::Result<(SocketAddrUnix, Option<OwnedFd>)> {
-    if path.as_os_str().as_bytes().len() <= MAX_SOCKET_PATH {
-        return Ok((SocketAddrUnix::new(path)?, None));
-    }
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let directory =
-        rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
-    Ok((SocketAddrUnix::new(&short)?, Some(directory)))
 }
 
 /// The other end of a session.
@@ -191,19 +163,7 @@ impl Peer {
     async fn receive(&self) -> io::Result<Vec<u8>> {
         loop {
             let mut guard = self.socket.readable().await?;
-            let received = guard.try_io(|socket| {
-                let mut buffer = vec![0; MAX_PACKET];
-                let (taken, whole) = rustix::net::recv(socket, &mut buffer[..], RecvFlags::TRUNC)?;
-                if whole == 0 {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
-                if whole > taken {
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, "packet too long"));
-                }
-                buffer.truncate(taken);
-                Ok(buffer)
-            });
-            match received {
+            match guard.try_io(seqpacket::receive_bytes) {
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Ok(result) => return result,
                 Err(_would_block) => {}
@@ -212,35 +172,25 @@ impl Peer {
     }
 
     async fn introduce(&self) -> io::Result<()> {
-        let me = UCred { pid: getpid(), uid: geteuid(), gid: getegid() };
-        self.send(CREDENTIALS, Some(me)).await?;
-        self.send(&USER_INTERFACE.to_le_bytes(), None).await
+        self.send(CREDENTIALS, Attachment::Credentials).await?;
+        self.send(&USER_INTERFACE.to_le_bytes(), Attachment::None).await
     }
 
     async fn ask(&self, question: Question) -> io::Result<()> {
         if question == Question::End {
-            return self.send(&0_u64.to_le_bytes(), None).await;
+            return self.send(&0_u64.to_le_bytes(), Attachment::None).await;
         }
         let command = format!("{question}\n\0");
-        self.send(&(command.len() as u64).to_le_bytes(), None).await?;
-        self.send(command.as_bytes(), None).await
+        self.send(&(command.len() as u64).to_le_bytes(), Attachment::None).await?;
+        self.send(command.as_bytes(), Attachment::None).await
     }
 
-    async fn send(&self, packet: &[u8], credentials: Option<UCred>) -> io::Result<()> {
+    async fn send(&self, packet: &[u8], attachment: Attachment<'_>) -> io::Result<()> {
         loop {
             let mut guard = self.socket.writable().await?;
-            let sent = guard.try_io(|socket| {
-                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
-                let mut ancillary = SendAncillaryBuffer::new(&mut space);
-                if let Some(credentials) = credentials {
-                    ancillary.push(SendAncillaryMessage::ScmCredentials(credentials));
-                }
-                let flags = SendFlags::NOSIGNAL;
-                Ok(rustix::net::sendmsg(socket, &[IoSlice::new(packet)], &mut ancillary, flags)?)
-            });
-            match sent {
+            match guard.try_io(|socket| seqpacket::send(socket, packet, attachment)) {
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(result) => return result.map(|_whole| ()),
+                Ok(result) => return result,
                 Err(_would_block) => {}
             }
         }

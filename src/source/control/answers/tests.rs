@@ -71,17 +71,19 @@ fn a_state_look_asks_for_no_clients() {
 fn a_driver_without_get_server_status_leaves_the_state_unknown() {
     let look = answered(
         Depth::Full,
-        &[
-            LIST,
-            PERCENTAGE,
-            ("get_server_status 4452", "Unknown command \"get_server_status\""),
-            ("ps -p 4452", "PID ID SERVER DEVICE NAMESPACE COMMAND"),
-        ],
+        &[LIST, PERCENTAGE, ("get_server_status 4452", "Unknown command \"get_server_status\"")],
     )
     .unwrap();
     assert_eq!(look.servers[0].status, None);
     assert_eq!(look.servers[0].clients.as_deref(), Some([].as_slice()));
     assert_eq!(look.servers[0].contexts.as_deref(), Some([].as_slice()));
+}
+
+#[test]
+fn clients_without_contexts_leave_the_contexts_untold() {
+    let look = answered(Depth::Full, &[LIST, PERCENTAGE, ACTIVE, ("get_client_list 4452", "7")]).unwrap();
+    assert_eq!(look.servers[0].clients.as_deref(), Some([7].as_slice()));
+    assert_eq!(look.servers[0].contexts, None);
 }
 
 #[test]

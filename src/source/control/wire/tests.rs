@@ -1,4 +1,3 @@
-use std::os::fd::AsFd;
 use std::time::Instant;
 
 use super::*;
@@ -11,12 +10,7 @@ struct FakeDaemon {
 impl FakeDaemon {
     fn listen(pipe: &Path) -> FakeDaemon {
         std::fs::create_dir_all(pipe).unwrap();
-        let listener =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .unwrap();
-        let (address, _directory) = address(&pipe.join("control_privileged")).unwrap();
-        rustix::net::bind(&listener, &address).unwrap();
-        rustix::net::listen(&listener, 1).unwrap();
+        let listener = seqpacket::listen(&pipe.join("control_privileged")).unwrap();
         FakeDaemon { listener }
     }
 
@@ -27,22 +21,18 @@ impl FakeDaemon {
         answer: fn(&str) -> Option<&'static [&'static str]>,
     ) -> std::thread::JoinHandle<Vec<String>> {
         std::thread::spawn(move || {
-            let peer = rustix::net::accept(&self.listener).unwrap();
-            rustix::net::send(&peer, hello, SendFlags::empty()).unwrap();
+            let peer = seqpacket::accept(&self.listener).unwrap();
+            let send = |packet: &[u8]| seqpacket::send(&peer, packet, Attachment::None).unwrap();
+            send(hello);
             let mut heard = Vec::new();
-            let packet = || -> Option<Vec<u8>> {
-                let mut buffer = vec![0; 4096];
-                let (taken, _) = rustix::net::recv(peer.as_fd(), &mut buffer[..], RecvFlags::empty()).ok()?;
-                buffer.truncate(taken);
-                (taken > 0).then_some(buffer)
-            };
+            let packet = || seqpacket::receive(&peer).ok().map(|packet| packet.bytes);
             let Some(credentials) = packet() else { return heard };
             assert_eq!(credentials, CREDENTIALS);
             assert_eq!(packet().unwrap(), USER_INTERFACE.to_le_bytes());
             while let Some(length) = packet() {
                 if length == 0_u64.to_le_bytes() {
                     let end = [KIND_END.to_le_bytes(), 0_u32.to_le_bytes()].concat();
-                    rustix::net::send(&peer, &end, SendFlags::empty()).unwrap();
+                    send(&end);
                     break;
                 }
                 let command = packet().unwrap();
@@ -51,7 +41,7 @@ impl FakeDaemon {
                 if let Some(lines) = answer(&command) {
                     for line in lines {
                         let packet = [&KIND_LINE.to_le_bytes(), line.as_bytes(), b"\0"].concat();
-                        rustix::net::send(&peer, &packet, SendFlags::empty()).unwrap();
+                        send(&packet);
                     }
                 }
                 heard.push(command);
@@ -85,7 +75,7 @@ async fn a_session_asks_and_reads_everything() {
     let daemon = FakeDaemon::listen(directory.path()).serve(HELLO, one_server);
     let seen = look(directory.path(), Depth::Full, LONG).await.unwrap();
     assert_eq!(seen.servers[0].contexts.as_ref().unwrap()[0].pid, 100);
-    assert_eq!(daemon.join().unwrap().len(), 5);
+    assert_eq!(daemon.join().unwrap().len(), 6);
 }
 
 #[tokio::test]
