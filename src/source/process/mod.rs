@@ -1,4 +1,7 @@
 //! `/proc` and pidfds: who a pid is, who it works for, and when it ends.
+//!
+//! [`source`] is the source; [`proc`], [`namespace`] and [`pidfd`] know processes, [`cgroup`], [`workload`], [`pod_logs`] and
+//! [`kubelet`] whom they work for, [`checkpoint`] and [`rooted`] their files. docs/workloads.md tells it from outside.
 
 pub mod cache;
 pub mod cgroup;

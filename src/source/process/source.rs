@@ -50,6 +50,8 @@ const LOCATE_INTERVAL: Duration = Duration::from_millis(250);
 /// How often the kubelet is asked while names are missing, and how seldom while it fails.
 const KUBELET_INTERVAL: Duration = Duration::from_secs(30);
 const KUBELET_MAX_BACKOFF: Duration = Duration::from_secs(300);
+/// A daemon's first pids may be asked about just before its process is made known.
+const GRACE: Duration = Duration::from_secs(2);
 /// Daemons that are remembered although nobody watches a process of theirs.
 const DAEMONS: usize = 256;
 
@@ -133,6 +135,8 @@ enum Answer {
 /// What is known of the namespace of a daemon's pids.
 struct Daemon {
     process: Option<ProcessId>,
+    /// From when on it is worth a word that its namespace is not known.
+    blind_at: Instant,
     view: Result<View, Arc<str>>,
 }
 

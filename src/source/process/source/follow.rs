@@ -5,7 +5,7 @@ use super::{
     ProcError, ProcessFacts, ProcessId, ProcessSource, Question, Refusal, SOURCE, SourceName, View, chain,
 };
 
-use super::BOOT_KEEP;
+use super::{BOOT_KEEP, GRACE};
 
 impl ProcessSource {
     pub(super) fn obey(&mut self, command: Command) {
@@ -34,6 +34,7 @@ impl ProcessSource {
         }
         self.daemons.entry(daemon.clone()).or_insert_with(|| Daemon {
             process: None,
+            blind_at: Instant::now() + GRACE,
             view: Err(
                 "its process was never seen from here, so that its pids cannot be told apart from others: \
                        run mps-exporter in the host's pid namespace (Kubernetes: hostPID), or in the daemon's"
@@ -78,7 +79,8 @@ impl ProcessSource {
                 self.watches.iter().map(|(_, watch)| watch.daemon.clone()).collect();
             self.daemons.retain(|name, _| watched.contains(name));
         }
-        self.daemons.insert(daemon.clone(), Daemon { process: Some(process), view });
+        self.daemons
+            .insert(daemon.clone(), Daemon { process: Some(process), blind_at: Instant::now(), view });
         for key in self.unfound(daemon) {
             self.find(key);
         }
@@ -92,7 +94,11 @@ impl ProcessSource {
     fn find(&mut self, key: u64) {
         let Some(watch) = self.watches.get(key) else { return };
         let (daemon, pid) = (watch.daemon.clone(), watch.pid);
-        match self.daemons.get(&daemon).map(|daemon| daemon.view.clone()) {
+        let known = self.daemons.get(&daemon);
+        if known.is_some_and(|known| known.view.is_err() && Instant::now() < known.blind_at) {
+            return;
+        }
+        match known.map(|known| known.view.clone()) {
             Some(Ok(View::Same)) => self.identify(key, pid, None),
             // All that are still unfound are looked for together.
             Some(Ok(View::Nested { .. })) => self.has_to_locate = true,
