@@ -186,8 +186,8 @@ enum Parsed {
 }
 
 impl Journal {
-    /// Opens or creates the journal in `directory`, repairs its end and reads it back. `kept` bounds the incidents,
-    /// and the actions, that a rewrite keeps: open incidents first, then the newest.
+    /// Opens or creates the journal in `directory`, repairs its end and reads it back. `kept` bounds the closed
+    /// incidents, the open ones and the actions that a rewrite keeps: of each the newest.
     pub fn open(directory: &Path, kept: usize) -> Result<(Journal, Restored), JournalError> {
         let in_directory = |error| JournalError::Directory(directory.to_owned(), error);
         fs::create_dir_all(directory).map_err(in_directory)?;
@@ -342,20 +342,24 @@ impl Journal {
         Ok(restored)
     }
 
-    /// Open incidents first, then the newest: ids sort by time.
+    /// The newest closed and the newest open ones: neither pushes out the other. Ids sort by time.
     fn kept_ids(&self) -> BTreeMap<Arc<str>, Line> {
-        let mut all: Vec<_> = self.incidents.iter().collect();
-        all.sort_by(|(a, a_line), (b, b_line)| (b_line.is_open, b).cmp(&(a_line.is_open, a)));
-        all.into_iter().take(self.kept).map(|(id, line)| (id.clone(), *line)).collect()
+        let newest = |is_open| {
+            let of_kind = self.incidents.iter().rev().filter(move |(_, line)| line.is_open == is_open);
+            of_kind.take(self.kept).map(|(id, line)| (id.clone(), *line))
+        };
+        newest(true).chain(newest(false)).collect()
     }
 
     fn wants_rewrite(&self) -> bool {
-        let most = self.kept + self.kept / 10 + 8;
         if self.length < self.rewrite_above {
             return false;
         }
+        let most = self.kept + self.kept / 10 + 8;
         let live: u64 = self.incidents.values().chain(&self.actions).map(|line| line.length).sum();
-        self.incidents.len() > most || self.actions.len() > most || self.length > 2 * live + SLACK
+        let open = self.incidents.values().filter(|line| line.is_open).count();
+        let closed = self.incidents.len() - open;
+        open.max(closed).max(self.actions.len()) > most || self.length > 2 * live + SLACK
     }
 
     /// Writes what is kept into a new file and renames it over the old one.

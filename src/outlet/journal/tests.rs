@@ -113,7 +113,7 @@ fn it_stays_bounded_and_keeps_open_incidents_and_the_newest() {
     let (_journal, restored) = Journal::open(directory.path(), 20).unwrap();
     let ids: Vec<_> = restored.incidents.iter().map(|incident| &*incident.id).collect();
     let mut expected = vec!["0000".to_owned()];
-    expected.extend((282..=300).map(|number| format!("{number:04}")));
+    expected.extend((281..=300).map(|number| format!("{number:04}")));
     assert_eq!(ids, expected);
     assert_eq!(restored.actions.len(), 20);
 }

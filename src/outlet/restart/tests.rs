@@ -123,7 +123,7 @@ impl Bed {
     fn counted(&self, result: &str) -> f64 {
         let families = self.telemetry.registry().gather();
         let family = families.iter().find(|family| family.name() == "mps_daemon_restarts_total");
-        let metrics = family.map(|family| family.get_metric()).unwrap_or_default();
+        let metrics = family.map(prometheus::proto::MetricFamily::get_metric).unwrap_or_default();
         let has = |metric: &&prometheus::proto::Metric| {
             metric.get_label().iter().any(|label| label.value() == result)
         };
