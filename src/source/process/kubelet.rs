@@ -4,6 +4,7 @@
 //! container's id. It can therefore never say whose a process is; it confirms a name that was learnt otherwise. Devices are
 //! not looked at: with MPS many pods hold the same one, and a slot of a device plugin is no proof of use.
 
+#[cfg_attr(not(feature = "kubelet"), allow(dead_code))]
 mod message;
 
 use std::path::{Path, PathBuf};
