@@ -1,20 +1,28 @@
 //! NVIDIA's own library, where `scripts/get-mps-daemons` has put it; without a driver.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use crate::rig::{Rig, Setup};
 
-/// The libraries in `$MPS_DAEMONS`, by default `/tmp/mps`: `<version>/usr/lib/*/nvidia/current/libnvidia-ml.so.1`.
+/// NVIDIA's libraries, one a driver version. Empty, with the reason printed, where they cannot be had; in CI, and with
+/// `MPS_DAEMONS_REQUIRED` set, that is a failure.
 fn libraries() -> Vec<PathBuf> {
-    let root = std::env::var_os("MPS_DAEMONS").map_or_else(|| PathBuf::from("/tmp/mps"), PathBuf::from);
-    let versions = std::fs::read_dir(root).into_iter().flatten().flatten();
-    let folder = format!("usr/lib/{}-linux-gnu/nvidia/current/libnvidia-ml.so.1", std::env::consts::ARCH);
-    let found: Vec<PathBuf> =
-        versions.map(|version| version.path().join(&folder)).filter(|path| path.exists()).collect();
-    if found.is_empty() {
-        eprintln!("skipped: no libnvidia-ml.so.1 of NVIDIA's here; run scripts/get-mps-daemons");
+    let project = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = std::env::var_os("MPS_DAEMONS").map_or_else(|| project.join("target/mps"), PathBuf::from);
+    let fetched = Command::new(project.join("scripts/get-mps-daemons")).arg(&folder).output().unwrap();
+    if !fetched.status.success() {
+        let reason = String::from_utf8_lossy(&fetched.stderr).into_owned();
+        let is_required = ["CI", "MPS_DAEMONS_REQUIRED"].iter().any(|name| std::env::var_os(name).is_some());
+        assert!(!is_required, "{reason}");
+        eprintln!("skipped: {reason}");
+        return Vec::new();
     }
+    let versions = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let found: Vec<PathBuf> =
+        versions.map(|version| version.join("libnvidia-ml.so.1")).filter(|path| path.exists()).collect();
+    assert!(!found.is_empty());
     found
 }
 

@@ -47,8 +47,8 @@ struct Poll<'s> {
     /// How long to wait after the next failure, and until when after the last one.
     backoff: Duration,
     retry_at: Option<Instant>,
-    /// The UUIDs enumerated last, by index.
-    devices: BTreeMap<u32, Arc<str>>,
+    /// The UUIDs enumerated last in this session, by index.
+    devices: Option<BTreeMap<u32, Arc<str>>>,
 }
 
 /// A session of this thread's.
@@ -68,7 +68,7 @@ impl<'s> Poll<'s> {
         let survey =
             Survey::new(driver.clone(), ProcRoot::new(settings.proc.clone()), shared.telemetry.clone());
         let backoff = settings.backoff.0;
-        Poll { shared, driver, survey, open: None, backoff, retry_at: None, devices: BTreeMap::new() }
+        Poll { shared, driver, survey, open: None, backoff, retry_at: None, devices: None }
     }
 
     /// One turn: a cycle, or an attempt to start, or nothing while it is too early for one.
@@ -102,6 +102,7 @@ impl<'s> Poll<'s> {
         let bound = self.driver.gpus();
         let library = Arc::new(Library::open(library, slot)?);
         let driver_version = library.caller(slot).driver_version().ok().map(Arc::from);
+        self.devices = None;
         shared.set_session(Some(Arc::clone(&library)));
         Ok(Open { library, driver_version, has_driver, bound })
     }
@@ -141,8 +142,9 @@ impl<'s> Poll<'s> {
         let present = report.gpus.iter().filter(|gpu| !gpu.is_lost);
         let devices: BTreeMap<u32, Arc<str>> =
             present.map(|gpu| (gpu.index, Arc::clone(&gpu.uuid))).collect();
-        if devices != self.devices {
-            self.devices = devices;
+        // The events thread registered what there was when the session began.
+        let before = self.devices.replace(devices);
+        if before.is_some() && before != self.devices {
             self.shared.devices.fetch_add(1, Ordering::Relaxed);
         }
         self.shared.finish_cycle(Ok(()), vec![self.event(EventKind::Gpus(report))]);
