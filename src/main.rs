@@ -1,3 +1,27 @@
 //! The `mps-exporter` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use mps_exporter::cli::{Cli, Command};
+use mps_exporter::{logging, sys};
+
+fn main() -> ExitCode {
+    // Before any thread: NVML would show another set of devices with this variable set.
+    sys::env::unset_mps_device_view();
+    let cli = Cli::parse();
+    logging::start(cli.log);
+    let outcome = match cli.command {
+        None => cli.serve.run(),
+        Some(Command::Serve(serve)) => serve.run(),
+        Some(Command::Replay(replay)) => replay.run(),
+        Some(Command::Explain(explain)) => explain.run(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mps-exporter: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

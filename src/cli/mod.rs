@@ -1,4 +1,42 @@
 //! The commands: one file each.
 
 pub mod explain;
+pub mod replay;
+mod report;
+pub mod serve;
 pub mod text;
+
+use clap::{Parser, Subcommand};
+
+use crate::logging::LogOptions;
+
+/// Prometheus exporter and alerting sidecar for NVIDIA MPS: who dies with whom, what was lost, who did it, what blocks
+/// recovery.
+///
+/// Without a command it serves, like `mps-exporter serve`.
+#[derive(Debug, Parser)]
+#[command(name = "mps-exporter", version, args_conflicts_with_subcommands = true, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
+    /// The flags of `serve`, when no command is given.
+    #[command(flatten)]
+    pub serve: serve::Serve,
+
+    /// How to log.
+    #[command(flatten)]
+    pub log: LogOptions,
+}
+
+/// A command.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Watches this node and serves metrics, page and API.
+    Serve(serve::Serve),
+    /// Reports the incidents in recorded logs: control.log, server.log, kernel logs; plain, rotated or .gz.
+    Replay(replay::Replay),
+    /// Explains Xid codes: what each means for MPS clients, who dies, what to do.
+    Explain(explain::Explain),
+}

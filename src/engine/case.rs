@@ -77,6 +77,10 @@ impl Cases {
         }
     }
 
+    pub fn get(&self, number: u64) -> Option<&Case> {
+        self.open.get(&number)
+    }
+
     pub fn get_mut(&mut self, number: u64) -> Option<&mut Case> {
         self.open.get_mut(&number)
     }

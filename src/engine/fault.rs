@@ -56,7 +56,9 @@ impl Core {
             return;
         };
         if let Some(case) = self.cases.get_mut(number) {
-            case.incident.clients_before = case.incident.clients_before.max(before);
+            if !devices.is_empty() {
+                case.incident.clients_before = case.incident.clients_before.max(before);
+            }
             if let Some((source, text)) = text {
                 case.evidence(source, at.wall, text);
             }

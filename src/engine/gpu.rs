@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::case::Case;
 use super::device::{Device, DeviceId};
 use super::incident::{Cause, CulpritEvidence, IncidentXid, VictimEvidence};
 use super::loss::{Left, Loss};
@@ -71,7 +72,7 @@ impl Core {
         for process in listed {
             let found = daemons.values().find_map(|daemon| {
                 let server = daemon.servers.values().find_map(|server| {
-                    let client = server.clients.values().find(|client| is_process(client, process.pid))?;
+                    let client = server.clients.values().find(|client| client.is_process(process.pid))?;
                     Some((server.pid, client.key))
                 })?;
                 Some((daemon.site.name.clone(), server))
@@ -233,18 +234,13 @@ impl Core {
 
     /// Whether an application's Xid can be one of an MPS client: its process is one, or nobody else is on the device.
     fn can_hit_clients(&self, daemons: &Daemons, device: DeviceId, pid: Option<u32>) -> bool {
-        let serving = daemons.values().filter(|daemon| daemon.domains.contains_key(&device));
         match pid {
-            Some(pid) => serving.into_iter().any(|daemon| {
-                daemon.servers.contains_key(&pid)
-                    || daemon
-                        .servers
-                        .values()
-                        .any(|server| server.clients.values().any(|client| is_process(client, pid)))
-                    || daemon.departed.iter().any(|left| is_process(&left.client, pid))
-            }),
+            Some(pid) => daemons
+                .values()
+                .any(|daemon| daemon.servers.contains_key(&pid) || client_of(daemon, pid).is_some()),
             None => {
-                serving.count() > 0 && self.bypassing(daemons, device).is_none_or(|processes| processes == 0)
+                daemons.values().any(|daemon| daemon.domains.contains_key(&device))
+                    && self.bypassing(daemons, device).is_none_or(|processes| processes == 0)
             }
         }
     }
@@ -260,7 +256,7 @@ impl Core {
                         || daemon
                             .servers
                             .values()
-                            .any(|server| server.clients.values().any(|client| is_process(client, pid)))
+                            .any(|server| server.clients.values().any(|client| client.is_process(pid)))
                 })
         };
         let count =
@@ -268,29 +264,39 @@ impl Core {
         u32::try_from(count).ok()
     }
 
-    /// Adds an Xid to the open incidents on its GPU.
+    /// Adds an Xid to the open incidents that it belongs to.
     fn report_into_cases(&mut self, daemons: &mut Daemons, report: &Report, is_new: bool) {
-        let gpu = self.devices.same_gpu(report.device);
         let window = self.settings.window;
-        let numbers: Vec<u64> = self
+        let numbers: Vec<(u64, DaemonName)> = self
             .cases
             .open_cases()
-            .filter(|case| case.devices.iter().any(|device| gpu.contains(device)))
             .filter(|case| case.opened.distance(report.at.mono) <= window)
-            .map(|case| case.number)
+            .filter(|case| {
+                daemons.get(&case.daemon).is_some_and(|daemon| self.is_of_case(daemon, case, report))
+            })
+            .map(|case| (case.number, case.daemon.clone()))
             .collect();
-        for number in numbers {
+        for (number, name) in numbers {
             self.report_into_case(number, report);
-            let Some(name) = self.cases.get_mut(number).map(|case| case.daemon.clone()) else { continue };
-            if is_new && let Some(daemon) = daemons.get_mut(&name) {
-                if report.kind == Kind::Gpu
-                    && let Some(case) = self.cases.get_mut(number)
-                {
-                    case.incident.cause = Cause::Gpu;
-                }
-                self.culprit_by_xid(daemon, number, report.at);
+            let Some(daemon) = daemons.get_mut(&name).filter(|_| is_new) else { continue };
+            if report.kind == Kind::Gpu
+                && let Some(case) = self.cases.get_mut(number)
+            {
+                case.incident.cause = Cause::Gpu;
             }
+            self.culprit_by_xid(daemon, number, report.at);
         }
+    }
+
+    /// Whether a report is about an incident: it is on one of its GPUs, or names a client of its daemon whose device no
+    /// source has told.
+    fn is_of_case(&self, daemon: &Daemon, case: &Case, report: &Report) -> bool {
+        let is_on_device = case.devices.iter().any(|id| self.devices.same_gpu(*id).contains(&report.device));
+        let is_of_unplaced = || {
+            let client = report.pid.and_then(|pid| client_of(daemon, pid));
+            client.is_some_and(|client| client.devices().is_empty())
+        };
+        is_on_device || is_of_unplaced()
     }
 
     fn report_into_case(&mut self, number: u64, report: &Report) {
@@ -307,30 +313,28 @@ impl Core {
         }
     }
 
-    /// Adds the Xids that came before an incident opened.
-    pub fn xids_into_case(&mut self, number: u64, at: Moment) {
-        let Some(case) = self.cases.get_mut(number) else { return };
-        let devices: Vec<DeviceId> = case.devices.iter().flat_map(|id| self.devices.same_gpu(*id)).collect();
-        let reports: Vec<Report> = self.xids.near(&devices, at, self.settings.window).cloned().collect();
-        for report in &reports {
-            self.report_into_case(number, report);
+    /// Adds the Xids that came before to an incident, and names the culprit by them.
+    pub fn xids_into_case(&mut self, daemon: &Daemon, number: u64, at: Moment) {
+        for report in self.reports_of_case(daemon, number, at) {
+            self.report_into_case(number, &report);
         }
+        self.culprit_by_xid(daemon, number, at);
+    }
+
+    fn reports_of_case(&mut self, daemon: &Daemon, number: u64, at: Moment) -> Vec<Report> {
+        let window = self.settings.window;
+        let Some(case) = self.cases.get(number) else { return Vec::new() };
+        self.xids.near(at, window).filter(|report| self.is_of_case(daemon, case, report)).cloned().collect()
     }
 
     /// Names the culprit by the Xid line that names a channel's owner, when server.log named none.
     pub fn culprit_by_xid(&mut self, daemon: &Daemon, number: u64, at: Moment) {
-        let Some(case) = self.cases.get_mut(number) else { return };
-        let devices: Vec<DeviceId> = case.devices.iter().flat_map(|id| self.devices.same_gpu(*id)).collect();
-        let window = self.settings.window;
-        let named = self.xids.near(&devices, at, window).filter(|report| report.kind == Kind::Application);
-        let Some(pid) = named.into_iter().find_map(|report| report.pid) else { return };
-        let clients = daemon.servers.values().flat_map(|server| server.clients.values());
-        let departed = daemon.departed.iter().map(|left| &left.client);
-        let Some(client) = clients.chain(departed).find(|client| is_process(client, pid)).cloned() else {
-            return;
-        };
+        let reports = self.reports_of_case(daemon, number, at);
+        let named =
+            reports.iter().filter(|report| report.kind == Kind::Application).filter_map(|report| report.pid);
+        let Some(client) = named.into_iter().find_map(|pid| client_of(daemon, pid)) else { return };
         if let Some(case) = self.cases.get_mut(number) {
-            case.culprit(client.key.pid(), Some(&client), CulpritEvidence::XidChannel);
+            case.culprit(client.key.pid(), Some(client), CulpritEvidence::XidChannel);
         }
     }
 
@@ -416,18 +420,13 @@ impl Core {
         }
         for daemon in daemons.values_mut() {
             for server in daemon.servers.values_mut() {
-                for client in server.clients.values_mut().filter(|client| is_process(client, pid)) {
+                for client in server.clients.values_mut().filter(|client| client.is_process(pid)) {
                     client.oom = Some(at.mono);
                 }
             }
             self.explain_departed(daemon, at);
         }
     }
-}
-
-/// Whether a client is this process of the exporter's pid namespace.
-fn is_process(client: &Client, host_pid: u32) -> bool {
-    client.host_pid().map_or(client.key == ClientKey::Named(host_pid), |pid| pid == host_pid)
 }
 
 fn daemon_of_server(daemons: &mut Daemons, pid: u32) -> Option<&mut Daemon> {
@@ -459,4 +458,11 @@ fn listed_on(
         }
     }
     daemon.note_devices(server_pid, key, at);
+}
+
+/// The client, or the one that left lately, that is this process of the exporter's pid namespace.
+fn client_of(daemon: &Daemon, host_pid: u32) -> Option<&Client> {
+    let clients = daemon.servers.values().flat_map(|server| server.clients.values());
+    let departed = daemon.departed.iter().rev().map(|left| &left.client);
+    clients.chain(departed).find(|client| client.is_process(host_pid))
 }

@@ -80,7 +80,7 @@ impl Core {
             devices.difference(&case.devices).copied().collect()
         };
         case.devices.extend(devices);
-        let has_grown = !added.is_empty();
+        let has_grown = is_new || !added.is_empty();
         // A cause with evidence stands over one that was only supposed.
         let is_weak = matches!(case.incident.cause, Cause::Killed | Cause::Unexplained);
         if (is_weak && !matches!(cause, Cause::Killed | Cause::Unexplained)) || cause == Cause::Gpu {
@@ -99,8 +99,7 @@ impl Core {
         }
         if has_grown {
             // Xids that came before belong to it, and may name the culprit.
-            self.xids_into_case(number, at);
-            self.culprit_by_xid(daemon, number, at);
+            self.xids_into_case(daemon, number, at);
         }
         Some(number)
     }

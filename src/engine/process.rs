@@ -1,5 +1,7 @@
 //! What `/proc` and pidfds mean to the model.
 
+use jiff::SignedDuration;
+
 use super::loss::Left;
 use super::node::Core;
 use super::state::{Client, ClientKey, Daemon};
@@ -28,6 +30,11 @@ impl Core {
         for server_pid in holders {
             let Some(server) = daemon.servers.get_mut(&server_pid) else { continue };
             let Some(client) = server.clients.get(&key) else { continue };
+            if is_later_process(client, facts) {
+                // Its pid went to a process that nothing calls a client.
+                self.leave(daemon, server_pid, key, at, Left::Exited);
+                continue;
+            }
             let is_another =
                 client.process.is_some() && facts.process.is_some() && client.process != facts.process;
             if is_another {
@@ -89,6 +96,13 @@ impl Core {
             }
         }
     }
+}
+
+/// Whether a process with a client's pid started after the client had connected: then it is not the client. Start times
+/// are rounded to a second by the kernel's boot time.
+fn is_later_process(client: &Client, facts: &ProcessFacts) -> bool {
+    let (Some(connected), Some(started)) = (client.connected_at, facts.started_at) else { return false };
+    client.process.is_none() && started.duration_since(connected) > SignedDuration::from_secs(2)
 }
 
 fn learn(client: &mut Client, facts: &ProcessFacts) {

@@ -405,6 +405,11 @@ impl Client {
         }
     }
 
+    /// Whether it is this process of the exporter's pid namespace.
+    pub fn is_process(&self, host_pid: u32) -> bool {
+        self.host_pid().map_or(self.key == ClientKey::Named(host_pid), |pid| pid == host_pid)
+    }
+
     /// The devices on which it has contexts.
     pub fn devices(&self) -> BTreeSet<DeviceId> {
         let contexts = self.contexts.values().filter_map(|context| context.device.map(|(device, _)| device));

@@ -102,16 +102,9 @@ impl Xids {
         (report, true)
     }
 
-    /// Reports on any of these devices not further than `within` from `at`.
-    pub fn near<'a>(
-        &'a self,
-        devices: &'a [DeviceId],
-        at: Moment,
-        within: Duration,
-    ) -> impl Iterator<Item = &'a Report> {
-        self.recent.iter().filter(move |report| {
-            devices.contains(&report.device) && report.at.mono.distance(at.mono) <= within
-        })
+    /// Reports not further than `within` from `at`.
+    pub fn near(&self, at: Moment, within: Duration) -> impl Iterator<Item = &Report> {
+        self.recent.iter().filter(move |report| report.at.mono.distance(at.mono) <= within)
     }
 
     /// The Xid that explains why a client left, if any: on one of its devices, or on its coupled set for a fault of an
@@ -128,11 +121,17 @@ impl Xids {
             let source = if report.source == XidSource::Kmsg { "kmsg" } else { "nvml" };
             report.text.clone().map(|text| (source, text))
         };
-        if let Some(report) = self.near(&own, at, window).find(|report| report.kind == Kind::Gpu) {
+        let mut near = self.near(at, window);
+        if let Some(report) = near.find(|report| report.kind == Kind::Gpu && own.contains(&report.device)) {
             return Some(Explanation { is_gpu_level: true, text: text(report) });
         }
-        let coupled: Vec<DeviceId> = left.coupled.iter().copied().collect();
-        let report = self.near(&coupled, at, window).find(|report| report.kind == Kind::Application)?;
+        let is_hit = |report: &&Report| {
+            report.kind == Kind::Application
+                && (left.coupled.contains(&report.device)
+                    // No source tells on which device this client was, but the line names it.
+                    || (left.devices.is_empty() && report.pid.is_some_and(|pid| left.client.is_process(pid))))
+        };
+        let report = self.near(at, window).find(is_hit)?;
         Some(Explanation { is_gpu_level: false, text: text(report) })
     }
 

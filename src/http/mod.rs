@@ -50,7 +50,7 @@ pub struct WebOptions {
     pub telemetry_path: String,
 
     /// File with TLS and basic authentication settings, in the format of Prometheus's exporter-toolkit.
-    #[arg(long = "web.config.file", value_name = "FILE")]
+    #[arg(id = "web_config_file", long = "web.config.file", value_name = "FILE")]
     pub config_file: Option<PathBuf>,
 }
 

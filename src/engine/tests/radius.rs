@@ -125,3 +125,16 @@ fn what_no_source_can_tell_is_absent() {
     assert_eq!(bench.snapshot().daemons[0].pending_clients, None);
     assert_eq!(bench.snapshot().servers[0].clients, None);
 }
+
+#[test]
+fn a_process_that_started_after_the_client_connected_is_not_the_client() {
+    let mut bench = Bench::new();
+    bench.freshness = Freshness::History;
+    bench.server(LogMessage::DeviceAssociated { device: DeviceName::Uuid(uuid(0)) });
+    bench.server(LogMessage::ContextActive { pid: 10, context: 1 });
+    bench.freshness = Freshness::Live;
+    bench.pass(60_000);
+    bench.seen(10, "other");
+    assert_eq!(bench.domain(0).clients, Some(0));
+    assert_eq!(bench.incidents(), []);
+}

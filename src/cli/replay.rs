@@ -1,0 +1,302 @@
+//! `mps-exporter replay`: recorded logs to an incident report.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, IsTerminal as _, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use super::report;
+use crate::config::{Config, Incidents};
+use crate::engine::Settings;
+use crate::replay::{Kind, Recording, detect};
+use crate::xid::Catalogue;
+
+/// How much is read to tell what a file is.
+const SNIFFED: usize = 256 * 1024;
+/// How often progress is shown on a terminal.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+/// Reads recorded control.log, server.log and kernel logs, and reports the incidents in them: the same model, the
+/// same answers as live.
+#[derive(Debug, Args)]
+pub struct Replay {
+    /// Files (plain, rotated, .gz) or directories of them: control.log, server.log, the output of a `-f` daemon, a
+    /// kernel log (kmsg, dmesg, syslog) or a journal export.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+
+    /// How to report.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+
+    /// Time zone of the machine that wrote the logs, such as `Europe/Berlin`; MPS logs name none. Default: this
+    /// machine's.
+    #[arg(long, value_name = "ZONE")]
+    time_zone: Option<String>,
+
+    /// When that machine booted (RFC 3339), for kernel logs that count from there.
+    #[arg(long, value_name = "TIME")]
+    boot_time: Option<Timestamp>,
+
+    /// A configuration file, for `incidents` (window, thresholds, Xid catalogue).
+    #[arg(long = "config", value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// How a report is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For a terminal.
+    Text,
+    /// The incidents as `/api/v1/incidents` shows them.
+    Json,
+    /// For a post-mortem.
+    Markdown,
+}
+
+impl Replay {
+    /// Prints the report to standard output.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or nothing is known of what it holds.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let zone = match &self.time_zone {
+            Some(name) => TimeZone::get(name).with_context(|| format!("unknown time zone {name:?}"))?,
+            None => TimeZone::system(),
+        };
+        let incidents = match &self.config {
+            Some(path) => Config::load(path)?.incidents,
+            None => Incidents::default(),
+        };
+        let logs = logs(&self.paths)?;
+        let total: u64 = logs.iter().flat_map(|log| &log.parts).map(|part| part.size).sum();
+        let mut recording = Recording::new(zone, self.boot_time, Timestamp::now());
+        for log in logs {
+            let parts: Vec<Box<dyn BufRead>> =
+                log.parts.iter().map(|part| open(&part.path)).collect::<anyhow::Result<_>>()?;
+            recording.add(&log.label, &log.daemon, log.kind, parts);
+        }
+        let mut progress = Progress::new(total);
+        let outcome =
+            recording.run(settings(&incidents)?, |bytes| progress.add(bytes)).context("cannot read on")?;
+        progress.end();
+        let text = match self.format {
+            Format::Text => report::text(&outcome, super::text::width()),
+            Format::Markdown => report::markdown(&outcome),
+            Format::Json => {
+                let mut text =
+                    serde_json::to_string_pretty(&serde_json::json!({ "incidents": outcome.incidents }))?;
+                text.push('\n');
+                text
+            }
+        };
+        std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")
+    }
+}
+
+fn settings(incidents: &Incidents) -> anyhow::Result<Settings> {
+    let xids = match &incidents.xid_catalog {
+        Some(path) => Catalogue::with_overrides(path)?,
+        None => Catalogue::builtin().clone(),
+    };
+    Ok(Settings {
+        window: incidents.window,
+        min_clients: incidents.min_clients,
+        min_ratio: incidents.min_ratio,
+        incidents_kept: 0,
+        look_interval: Duration::from_secs(60),
+        xids: Arc::new(xids),
+    })
+}
+
+/// A log with its rotated parts, oldest first.
+#[derive(Debug)]
+struct Log {
+    label: String,
+    daemon: String,
+    kind: Kind,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+struct Part {
+    path: PathBuf,
+    size: u64,
+}
+
+/// Finds logs among the paths and puts rotated parts together.
+fn logs(paths: &[PathBuf]) -> anyhow::Result<Vec<Log>> {
+    let mut files = Vec::new();
+    for path in paths {
+        let metadata = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
+        if metadata.is_dir() {
+            let entries =
+                std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
+            for entry in entries {
+                let entry = entry.with_context(|| format!("cannot read {}", path.display()))?.path();
+                if entry.is_file()
+                    && beginning(&entry).is_ok_and(|begins| detect(&name(&entry), &begins).is_some())
+                {
+                    files.push(entry);
+                }
+            }
+        } else {
+            files.push(path.clone());
+        }
+    }
+    if files.is_empty() {
+        bail!("no log of an MPS daemon and no kernel log in {}", paths[0].display());
+    }
+    let mut groups: BTreeMap<PathBuf, Vec<(Age, PathBuf)>> = BTreeMap::new();
+    for file in files {
+        let (base, age) = rotation(&file);
+        groups.entry(base).or_default().push((age, file));
+    }
+    let directories: std::collections::BTreeSet<Option<&Path>> =
+        groups.keys().map(|base| base.parent()).collect();
+    let are_several = directories.len() > 1;
+    let mut logs = Vec::new();
+    for (base, mut parts) in groups.clone() {
+        parts.sort();
+        parts.dedup();
+        let begins =
+            parts.iter().map(|(_, part)| beginning(part)).collect::<anyhow::Result<Vec<_>>>()?.concat();
+        let Some(kind) = detect(&name(&base), &begins) else {
+            bail!(
+                "{}: neither a log of an MPS daemon nor a kernel log (no line of a known shape in its first {} KiB)",
+                base.display(),
+                SNIFFED / 1024
+            );
+        };
+        let directory =
+            base.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+        let daemon = directory.filter(|_| are_several).unwrap_or_else(|| "default".to_owned());
+        let parts = parts.into_iter().map(|(_, path)| {
+            let size = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
+            Part { path, size }
+        });
+        logs.push(Log { label: base.display().to_string(), daemon, kind, parts: parts.collect() });
+    }
+    Ok(logs)
+}
+
+/// How old a part is; the oldest sorts first.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Age {
+    /// `log-20260401`, `log.2026-04-01`.
+    Dated(String),
+    /// `log.3`: the higher the older.
+    Numbered(std::cmp::Reverse<u32>),
+    /// The log itself.
+    Current,
+}
+
+/// The log that a file is a part of, and how old the part is.
+fn rotation(file: &Path) -> (PathBuf, Age) {
+    let full = name(file);
+    let plain = full.strip_suffix(".gz").unwrap_or(&full);
+    let split = |at: usize| (file.with_file_name(&plain[..at]), plain[at + 1..].to_owned());
+    if let Some(at) = plain.rfind(['.', '-']) {
+        let (base, suffix) = split(at);
+        let is_number = !suffix.is_empty() && suffix.bytes().all(|byte| byte.is_ascii_digit());
+        if is_number && suffix.len() >= 8 {
+            return (base, Age::Dated(suffix));
+        }
+        if is_number && let Ok(number) = suffix.parse() {
+            // `log-2026-04-01` ends in a number too.
+            let looks_dated =
+                plain[..at].rsplit(['.', '-']).take(2).all(|part| part.bytes().all(|b| b.is_ascii_digit()));
+            if !looks_dated {
+                return (base, Age::Numbered(std::cmp::Reverse(number)));
+            }
+        }
+    }
+    (file.with_file_name(plain), Age::Current)
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn beginning(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?
+        .take(SNIFFED as u64)
+        .read_to_end(&mut bytes)
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(bytes)
+}
+
+fn open(path: &Path) -> anyhow::Result<Box<dyn BufRead>> {
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    Ok(if name(path).ends_with(".gz") {
+        Box::new(BufReader::new(flate2::read::MultiGzDecoder::new(file)))
+    } else {
+        Box::new(BufReader::with_capacity(256 * 1024, file))
+    })
+}
+
+/// Progress on a terminal's standard error. Compressed parts make it run ahead; it then says what it has read.
+struct Progress {
+    total: u64,
+    read: u64,
+    shown: Instant,
+    is_shown: bool,
+}
+
+impl Progress {
+    fn new(total: u64) -> Progress {
+        Progress { total, read: 0, shown: Instant::now(), is_shown: std::io::stderr().is_terminal() }
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.read += bytes;
+        if self.is_shown && self.shown.elapsed() >= PROGRESS_EVERY {
+            self.shown = Instant::now();
+            let mebibytes = |bytes: u64| bytes >> 20;
+            let _terminal_is_gone = if self.read <= self.total {
+                write!(std::io::stderr(), "\r{} of {} MiB", mebibytes(self.read), mebibytes(self.total))
+            } else {
+                write!(std::io::stderr(), "\r{} MiB", mebibytes(self.read))
+            };
+        }
+    }
+
+    fn end(&self) {
+        if self.is_shown {
+            let _terminal_is_gone = write!(std::io::stderr(), "\r{:30}\r", "");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rotated_parts_belong_to_one_log_and_come_oldest_first() {
+        let names =
+            ["server.log", "server.log.1", "server.log.12.gz", "server.log-20260401.gz", "server.log.2.gz"];
+        let mut parts: Vec<(Age, PathBuf)> = names
+            .iter()
+            .map(|name| {
+                let (base, age) = rotation(&Path::new("/logs").join(name));
+                assert_eq!(base, Path::new("/logs/server.log"), "{name}");
+                (age, PathBuf::from(name))
+            })
+            .collect();
+        parts.sort();
+        let order: Vec<String> = parts.into_iter().map(|(_, path)| path.display().to_string()).collect();
+        assert_eq!(
+            order,
+            ["server.log-20260401.gz", "server.log.12.gz", "server.log.2.gz", "server.log.1", "server.log"]
+        );
+    }
+}
