@@ -221,9 +221,11 @@ impl Restarter {
             }
         }
         tracing::warn!(daemon = &**daemon, attempt = tries, "Restarting the MPS control daemon.");
-        let (pipe, log) = view.as_ref().map_or(("", ""), |view| (&view.pipe_directory, &view.log_directory));
-        let environment =
-            [("MPS_DAEMON", &**daemon), ("CUDA_MPS_PIPE_DIRECTORY", pipe), ("CUDA_MPS_LOG_DIRECTORY", log)];
+        let mut environment = vec![("MPS_DAEMON", &**daemon)];
+        if let Some(view) = &view {
+            environment.push(("CUDA_MPS_PIPE_DIRECTORY", &view.pipe_directory));
+            environment.push(("CUDA_MPS_LOG_DIRECTORY", &view.log_directory));
+        }
         let run = command::run(Task {
             command: &self.config.command,
             environment: &environment,
