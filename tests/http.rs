@@ -192,8 +192,10 @@ async fn a_head_that_is_too_long_is_refused() {
 }
 
 #[tokio::test]
-async fn a_slow_head_is_given_up() {
+async fn a_slow_head_is_given_up_and_a_quiet_event_stream_is_not() {
     let server = serve(nodes::empty(), None).await;
+    let mut events = server.connect().await;
+    events.write_all(b"GET /api/v1/events HTTP/1.1\r\nHost: test\r\n\r\n").await.unwrap();
     let mut stream = server.connect().await;
     let start = Instant::now();
     stream.write_all(b"GET /metrics HTTP/1.1\r\n").await.unwrap();
@@ -207,6 +209,10 @@ async fn a_slow_head_is_given_up() {
     };
     timeout(Duration::from_secs(15), trickle).await.expect("closed within 15 s");
     assert!(start.elapsed() >= Duration::from_secs(9), "closed after {:?}", start.elapsed());
+    read_until(&mut events, &mut String::new(), "event: snapshot").await;
+    server.snapshots.store(Arc::new(Snapshot { generation: 9, ..nodes::empty() }));
+    server.generations.send(9).unwrap();
+    read_until(&mut events, &mut String::new(), "\"generation\":9,").await;
 }
 
 #[tokio::test]

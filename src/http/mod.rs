@@ -80,3 +80,39 @@ pub struct AppState {
     /// Whether all that must be there at the start is there.
     pub readiness: Readiness,
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        web: WebOptions,
+    }
+
+    #[test]
+    fn flags_are_those_of_exporter_toolkit() {
+        let flags = Flags::try_parse_from(["x"]).unwrap().web;
+        assert_eq!(flags.listen, [":10055".parse().unwrap()]);
+        assert_eq!(flags.telemetry_path, "/metrics");
+        let given = [
+            "x",
+            "--web.listen-address=127.0.0.1:1",
+            "--web.listen-address=unix:/run/x",
+            "--web.telemetry-path=/m",
+            "--web.config.file=web.yml",
+            "--web.systemd-socket",
+        ];
+        let flags = Flags::try_parse_from(given).unwrap().web;
+        assert_eq!(flags.listen, ["127.0.0.1:1".parse().unwrap(), "unix:/run/x".parse().unwrap()]);
+        assert!(flags.systemd_socket && flags.config_file.is_some());
+        for wrong in
+            ["--web.listen-address=x", "--web.telemetry-path=m", "--web.telemetry-path=/api/v1/status"]
+        {
+            assert!(Flags::try_parse_from(["x", wrong]).is_err(), "{wrong}");
+        }
+    }
+}

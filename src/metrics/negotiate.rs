@@ -121,7 +121,21 @@ fn quality(text: &str) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn any_header_gets_an_answer(text in any::<String>(), near in "[a-z/*;=,.q0-9 \"]{0,80}") {
+            for header in [text, near] {
+                let is_named = header.to_ascii_lowercase().contains("application/openmetrics-text");
+                prop_assert!(is_named || format(Some(&header)) == Format::Text);
+                let is_taken = header.contains('*') || header.to_ascii_lowercase().contains("gzip");
+                prop_assert!(is_taken || encoding(Some(&header)) == Encoding::Identity);
+            }
+        }
+    }
 
     #[test]
     fn scrapers_get_the_format_that_they_prefer() {
