@@ -5,6 +5,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod demo;
 pub mod engine;
 pub mod event;
 pub mod glob;

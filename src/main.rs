@@ -7,6 +7,9 @@ use mps_exporter::cli::{Cli, Command};
 use mps_exporter::{logging, sys};
 
 fn main() -> ExitCode {
+    if let Some(code) = mps_exporter::demo::hidden(std::env::args_os()) {
+        return code;
+    }
     // Before any thread: NVML would show another set of devices with this variable set.
     sys::env::unset_mps_device_view();
     let cli = Cli::parse();
