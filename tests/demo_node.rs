@@ -2,15 +2,19 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use mps_exporter::demo::{Options, Simulation};
-use mps_exporter::event::{EventKind, LockState, Look, ServerStatus};
+use mps_exporter::event::{EventKind, LockState, LogFile, Look, ServerStatus};
 use mps_exporter::source::control::answers::Depth;
 use mps_exporter::source::control::discovery::Discovery;
 use mps_exporter::source::control::liveness::lock_state;
 use mps_exporter::source::control::wire;
+use mps_exporter::source::kernel_log::recorded::Reader;
+use mps_exporter::source::mps_log::reader::LineReader;
 use mps_exporter::source::process::proc::ProcRoot;
 use mps_exporter::source::{Outbox, Shutdown};
 use mps_exporter::time::Clock;
@@ -111,11 +115,59 @@ async fn an_incident_takes_everybody_and_they_come_back() {
         assert!(server_log.contains(line), "{line} is not in {server_log}");
     }
     assert!(log(&node, "control.log").contains("Server already exists"));
+    assert_logs_are_understood(&node);
     let kernel_log = std::fs::read_to_string(node.config().kernel_log.path).unwrap();
     assert!(
         kernel_log.lines().any(|line| line.contains("NVRM: Xid (PCI:0000:3b:00): 31, pid=")),
         "{kernel_log}"
     );
+}
+
+/// Every line that the node writes is in the grammar of the sources that read it.
+fn assert_logs_are_understood(node: &Simulation) {
+    for (name, file) in [("control.log", LogFile::Control), ("server.log", LogFile::Server)] {
+        let mut reader = LineReader::new(file);
+        let text = log(node, name);
+        reader.read(text.as_bytes(), |_, _| {});
+        let counts = reader.take_counts();
+        assert_eq!(counts.unrecognized, 0, "{name}: {text}");
+        assert_eq!(counts.recognized, text.lines().count() as u64);
+    }
+    let text = std::fs::read_to_string(node.config().kernel_log.path).unwrap();
+    let mut reader = Reader::new();
+    for line in text.lines() {
+        let found = reader.line(line.as_bytes()).unwrap_or_else(|| panic!("not understood: {line}"));
+        assert!(found.event().is_some(), "{line}");
+    }
+}
+
+/// Holds a node until it is killed.
+#[test]
+#[ignore = "run by a_node_ends_with_its_parent, to be killed"]
+fn holder_of_a_node() {
+    let node = node(Duration::from_secs(3600));
+    println!("holds {}", node.directory().display());
+    std::thread::sleep(PATIENCE);
+}
+
+#[test]
+fn a_node_ends_with_its_parent_even_if_that_is_killed() {
+    let mut holder = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "holder_of_a_node", "--ignored", "--nocapture"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+    let directory =
+        lines.find_map(|line| Some(PathBuf::from(line.unwrap().split_once("holds ")?.1))).unwrap();
+    assert!(directory.join("pipe").exists());
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    let begun = Instant::now();
+    while directory.exists() {
+        assert!(begun.elapsed() < PATIENCE, "{} stays", directory.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[tokio::test]

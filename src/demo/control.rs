@@ -64,7 +64,9 @@ fn converse(caller: &OwnedFd, node: &Shared) -> io::Result<()> {
             let mut node = node.lock();
             node.control(&format!("Cmd:{command}"));
             let lines = answer(&node, command);
-            lines.iter().for_each(|line| node.control(line));
+            for line in &lines {
+                node.control(line);
+            }
             lines
         };
         lines.iter().try_for_each(|line| say(caller.as_fd(), line))?;

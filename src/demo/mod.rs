@@ -19,11 +19,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::config::{Config, Daemon, LogChoice, State};
+use crate::config::{Config, Daemon, Discovery, KernelLog, LogChoice, Nvml, State};
 use crate::source::nvml::stand_in;
 
 /// The first argument of our hidden processes.
 const HIDDEN: &str = "__demo";
+/// NVML's library, the stand-in.
+const LIBRARY: &str = "libnvidia-ml.so.1";
 /// How long the simulated node may take to come up.
 const START: Duration = Duration::from_secs(20);
 /// How long it may take to clean up after itself.
@@ -79,7 +81,7 @@ impl Simulation {
     /// Starts a node, and waits until its daemon serves. Blocking.
     pub fn start(options: &Options) -> Result<Simulation, DemoError> {
         let directory = make_directory()?;
-        let library = directory.join("libnvidia-ml.so.1");
+        let library = directory.join(LIBRARY);
         let has_gpus = stand_in::library().is_some_and(|bytes| std::fs::write(&library, bytes).is_ok());
         let started = start_child(&directory, options);
         let (child, output) = started.inspect_err(|_error| {
@@ -97,20 +99,25 @@ impl Simulation {
 
     /// The configuration with which the production sources read this node and nothing else.
     pub fn config(&self) -> Config {
-        let mut config = Config::default();
-        config.daemons = vec![Daemon {
+        let daemon = Daemon {
             name: "default".into(),
             pipe_directory: self.directory.join(node::PIPE),
             log_directory: self.directory.join(node::LOG),
             log: LogChoice::Files,
-        }];
-        config.discovery.enabled = false;
-        config.nvml.enabled = self.has_gpus;
-        config.nvml.library = self.directory.join("libnvidia-ml.so.1");
-        config.nvml.interval = Duration::from_secs(1);
-        config.kernel_log.path = self.directory.join(node::KERNEL_LOG);
-        config.state = State { directory: None, ..State::default() };
-        config
+        };
+        Config {
+            daemons: vec![daemon],
+            discovery: Discovery { enabled: false, ..Discovery::default() },
+            nvml: Nvml {
+                enabled: self.has_gpus,
+                library: self.directory.join(LIBRARY),
+                interval: Duration::from_secs(1),
+                ..Nvml::default()
+            },
+            kernel_log: KernelLog { path: self.directory.join(node::KERNEL_LOG), ..KernelLog::default() },
+            state: State { directory: None, ..State::default() },
+            ..Config::default()
+        }
     }
 }
 
