@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io::Write as _;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -39,15 +40,25 @@ pub struct Exposition {
     open_metrics: ArcSwapOption<Rendered>,
 }
 
-/// A page in one format.
+/// A page in one format: the node's families, those of our own work, those of our process.
 struct Rendered {
-    /// The snapshot's generation and the telemetry's version that it shows.
-    key: (u64, u64),
+    /// The snapshot's generation.
+    generation: u64,
+    /// The telemetry's version.
+    version: u64,
     at: Instant,
     page: Bytes,
-    /// How much of the page comes before the `process_*` families.
-    stable: usize,
+    /// Where the node's families end.
+    node_end: usize,
+    /// Where the families of our own work end.
+    work_end: usize,
     gzip: OnceLock<Bytes>,
+}
+
+impl Rendered {
+    fn part(&self, range: Range<usize>) -> &str {
+        std::str::from_utf8(&self.page[range]).expect("a page is text, and its parts are whole lines")
+    }
 }
 
 impl Exposition {
@@ -85,32 +96,45 @@ impl Exposition {
             Format::OpenMetrics => &self.open_metrics,
         };
         let previous = slot.load_full();
-        // Taken before the data: a change in between makes the page newer than its key, never older.
-        let key = (self.snapshots.load().generation, self.telemetry.version());
-        let mut page = match previous {
-            Some(previous) if previous.key == key => {
-                if previous.at.elapsed() < MAX_AGE {
-                    return previous;
+        // Taken before the data: a change in between makes the page newer than it says, never older.
+        let generation = self.snapshots.load().generation;
+        let version = self.telemetry.version();
+        let mut page =
+            String::with_capacity(previous.as_ref().map_or(0, |previous| previous.page.len() + 1024));
+        match &previous {
+            Some(previous) if previous.generation == generation => {
+                if previous.version == version && previous.at.elapsed() < MAX_AGE {
+                    return previous.clone();
                 }
-                String::from_utf8_lossy(&previous.page[..previous.stable]).into_owned()
+                page.push_str(previous.part(0..previous.node_end));
             }
-            previous => {
-                let mut page =
-                    String::with_capacity(previous.map_or(0, |previous| previous.page.len() + 1024));
-                self.write(&mut page, format, &self.node.gather());
+            _ => self.write(&mut page, format, &self.node.gather()),
+        }
+        let node_end = page.len();
+        match &previous {
+            Some(previous) if previous.version == version => {
+                page.push_str(previous.part(previous.node_end..previous.work_end));
+            }
+            _ => {
                 let mut work = self.telemetry.registry().gather();
                 sanitize(&mut work);
                 self.write(&mut page, format, &work);
-                page
             }
-        };
-        let stable = page.len();
+        }
+        let work_end = page.len();
         self.write(&mut page, format, &self.process.collect());
         if format == Format::OpenMetrics {
             page.push_str(openmetrics::END);
         }
-        let rendered =
-            Arc::new(Rendered { key, at: Instant::now(), page: page.into(), stable, gzip: OnceLock::new() });
+        let rendered = Arc::new(Rendered {
+            generation,
+            version,
+            at: Instant::now(),
+            page: page.into(),
+            node_end,
+            work_end,
+            gzip: OnceLock::new(),
+        });
         slot.store(Some(rendered.clone()));
         rendered
     }

@@ -92,23 +92,30 @@ fn a_page_is_rendered_once_per_change() {
 }
 
 #[test]
-fn process_values_are_renewed_without_rendering_the_rest() {
-    let (exposition, snapshots, _) = exposition(nodes::node(1, 2));
+fn only_the_part_that_changed_is_rendered_again() {
+    let (exposition, snapshots, telemetry) = exposition(nodes::node(1, 2));
     let first = exposition.rendered(Format::Text);
+    // The same generation with other content would show if the node were rendered again.
+    snapshots.store(Arc::new(Snapshot { generation: 1, ..nodes::empty() }));
+    telemetry.kmsg_lost(7);
+    let counted = exposition.rendered(Format::Text);
+    assert_eq!(first.part(0..first.node_end), counted.part(0..counted.node_end));
+    assert!(counted.part(counted.node_end..counted.work_end).contains("\nmps_kmsg_records_lost_total 7\n"));
+
     let aged = Arc::new(Rendered {
-        key: first.key,
+        generation: counted.generation,
+        version: counted.version,
         at: Instant::now().checked_sub(MAX_AGE).expect("the machine has been up for a second"),
-        page: first.page.clone(),
-        stable: first.stable,
+        page: counted.page.clone(),
+        node_end: counted.node_end,
+        work_end: counted.work_end,
         gzip: OnceLock::new(),
     });
     exposition.text.store(Some(aged));
-    // The same generation with other content would show if the node were rendered again.
-    snapshots.store(Arc::new(Snapshot { generation: 1, ..nodes::empty() }));
     let renewed = exposition.rendered(Format::Text);
-    assert_ne!(first.page.as_ptr(), renewed.page.as_ptr());
-    assert_eq!(first.page[..first.stable], renewed.page[..renewed.stable]);
-    assert!(text(&renewed.page)[renewed.stable..].contains("process_resident_memory_bytes"));
+    assert_ne!(counted.page.as_ptr(), renewed.page.as_ptr());
+    assert_eq!(counted.part(0..counted.work_end), renewed.part(0..renewed.work_end));
+    assert!(text(&renewed.page)[renewed.work_end..].contains("process_resident_memory_bytes"));
 }
 
 #[test]
