@@ -17,6 +17,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         None => cli.serve.run(),
         Some(Command::Serve(serve)) => serve.run(),
+        Some(Command::Demo(demo)) => demo.run(),
         Some(Command::Replay(replay)) => replay.run(),
         Some(Command::Explain(explain)) => explain.run(),
     };

@@ -1,5 +1,6 @@
 //! The commands: one file each.
 
+pub mod demo;
 pub mod explain;
 pub mod replay;
 mod report;
@@ -35,6 +36,8 @@ pub struct Cli {
 pub enum Command {
     /// Watches this node and serves metrics, page and API.
     Serve(serve::Serve),
+    /// Serves a simulated node with a scripted incident a minute: no GPU, nothing to install.
+    Demo(demo::Demo),
     /// Reports the incidents in recorded logs: control.log, server.log, kernel logs; plain, rotated or .gz.
     Replay(replay::Replay),
     /// Explains Xid codes: what each means for MPS clients, who dies, what to do.
