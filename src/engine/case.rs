@@ -359,9 +359,11 @@ impl Case {
 
     /// Adds an Xid. The same event by another source is not another event.
     pub fn xid(&mut self, xid: IncidentXid) {
-        let same =
-            |known: &&mut IncidentXid| known.xid == xid.xid && (known.pid == xid.pid || xid.pid.is_none());
+        let same = |known: &&mut IncidentXid| {
+            known.xid == xid.xid && (known.pid == xid.pid || known.pid.is_none() || xid.pid.is_none())
+        };
         if let Some(known) = self.incident.xids.iter_mut().find(same) {
+            known.pid = known.pid.or(xid.pid);
             known.count = known.count.max(xid.count);
         } else if self.incident.xids.len() < MAX_XIDS {
             self.incident.xids.push(xid);

@@ -32,7 +32,7 @@ impl Core {
         evidence: (&'static str, Arc<str>),
         at: Moment,
     ) {
-        let is_stopping = daemon.is_stopping;
+        let (is_stopping, is_orphan) = (daemon.is_stopping, daemon.is_alive() == Some(false));
         let Some(server) = daemon.servers.get_mut(&server_pid) else { return };
         let settles = if status.is_some() { ENDING_SETTLES } else { EXIT_LINE_SETTLES };
         let began = server.ending.as_ref().map_or(at, |ending| ending.at);
@@ -40,6 +40,7 @@ impl Core {
             at: began,
             status: status.or(server.ending.as_ref().and_then(|ending| ending.status)),
             decide_at: at.mono.after(settles),
+            is_orphan,
             evidence: evidence.1,
             evidence_source: evidence.0,
         });
@@ -78,8 +79,7 @@ impl Core {
             .collect();
         let has_failed = ending.status.is_some_and(|status| status != 0);
         let is_announced = server.is_leaving || daemon.is_stopping;
-        let took_nobody =
-            server.clients.is_empty() && (just_left.is_empty() || daemon.is_alive() == Some(false));
+        let took_nobody = server.clients.is_empty() && (just_left.is_empty() || ending.is_orphan);
         let is_orderly = !has_failed && (is_announced || took_nobody);
         let was_in_fault = server.fault.is_some();
         let (at, confirmed) = (ending.at, server.is_confirmed);

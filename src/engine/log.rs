@@ -311,8 +311,9 @@ impl Core {
         };
         if let Some(context) = context {
             // The last context takes the client with it. One that was never told of says nothing about the others.
-            client.contexts.remove(&context);
-            if !client.contexts.is_empty() {
+            let is_last = client.contexts.keys().all(|known| *known == context);
+            if !is_last {
+                client.contexts.remove(&context);
                 return;
             }
         }

@@ -129,6 +129,8 @@ pub(super) struct Ending {
     pub at: Moment,
     pub status: Option<i32>,
     pub decide_at: Mono,
+    /// Its daemon was dead by then: nobody was left to write down an announcement.
+    pub is_orphan: bool,
     pub evidence: Arc<str>,
     pub evidence_source: &'static str,
 }

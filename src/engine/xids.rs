@@ -88,6 +88,7 @@ impl Xids {
             if known.pid.is_none() && report.pid.is_some() {
                 known.pid = report.pid;
                 known.text = report.text;
+                known.source = report.source;
                 return (known.clone(), true);
             }
             if known.source == report.source {

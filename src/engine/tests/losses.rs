@@ -354,3 +354,34 @@ fn a_clock_step_changes_nothing() {
     bench.pass(10_000);
     assert_eq!(bench.incidents(), []);
 }
+
+#[test]
+fn a_server_that_ends_with_its_last_client_after_its_daemon_was_killed_lost_nobody() {
+    let mut bench = Bench::new();
+    bench.client(10, &[0], "a");
+    bench.pass(60_000);
+    let liveness = |state| Liveness { state, unanswered: 0, pid_file: None };
+    bench.tell(EventKind::Liveness("default".into(), liveness(LockState::Stale)));
+    bench.exit(10);
+    bench.pass(4);
+    bench.exit(SERVER);
+    // The next daemon is there before the verdict.
+    bench.pass(100);
+    let next = LockState::Held(ProcessId { pid: 401, start: 9 });
+    bench.tell(EventKind::Liveness("default".into(), liveness(next)));
+    bench.pass(1_000);
+    assert_eq!(bench.incidents(), []);
+    assert_eq!(bench.snapshot().servers[0].exits_orderly.total, 1);
+}
+
+#[test]
+fn one_xid_by_two_sources_is_one_xid_of_the_incident() {
+    let mut bench = six();
+    bench.xid_by(XidSource::Nvml, 0, 31, None);
+    fault(&mut bench, 13, &[10, 11, 12, 13, 14, 15]);
+    bench.xid(0, 31, Some(13));
+    let incident = bench.incident();
+    assert_eq!(incident.xids.len(), 1);
+    assert_eq!((incident.xids[0].pid, incident.xids[0].source), (Some(13), XidSource::Nvml));
+    assert_eq!(bench.snapshot().xids.len(), 2);
+}

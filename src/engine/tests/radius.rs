@@ -138,3 +138,14 @@ fn a_process_that_started_after_the_client_connected_is_not_the_client() {
     assert_eq!(bench.domain(0).clients, Some(0));
     assert_eq!(bench.incidents(), []);
 }
+
+#[test]
+fn a_client_leaves_its_devices_when_its_last_context_does() {
+    let mut bench = Bench::new();
+    bench.client(10, &[0, 1], "a");
+    bench.server(LogMessage::ClientLeft { pid: 10, context: Some(1) });
+    assert_eq!((bench.domain(0).clients, bench.domain(1).clients), (Some(0), Some(1)));
+    bench.server(LogMessage::ClientLeft { pid: 10, context: Some(2) });
+    assert_eq!((bench.domain(1).clients, bench.domain(1).disconnects.total), (Some(0), 1));
+    assert_eq!(bench.snapshot().clients.len(), 0);
+}
