@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         Some(Command::Demo(demo)) => demo.run(),
         Some(Command::Replay(replay)) => replay.run(),
         Some(Command::Explain(explain)) => explain.run(),
+        Some(Command::Healthcheck(healthcheck)) => healthcheck.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

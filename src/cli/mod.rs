@@ -2,6 +2,7 @@
 
 pub mod demo;
 pub mod explain;
+pub mod healthcheck;
 pub mod replay;
 mod report;
 pub mod serve;
@@ -42,4 +43,7 @@ pub enum Command {
     Replay(replay::Replay),
     /// Explains Xid codes: what each means for MPS clients, who dies, what to do.
     Explain(explain::Explain),
+    /// Asks a running exporter whether it lives: exit status 0 when it does. For images without a shell.
+    #[command(hide = true)]
+    Healthcheck(healthcheck::Healthcheck),
 }

@@ -16,11 +16,14 @@ use super::{
     ControlClient, Daemon, Discovery, Hook, HookEvent, Host, Incidents, KernelLog, LogChoice, Nvml,
     Remediation, Restart, Secret, State,
 };
+use crate::outlet::hook::node_name;
 
 /// A configuration is small; anything larger is a mistake, such as the path of a log.
 const MAX_BYTES: u64 = 1 << 20;
 /// More errors than these help nobody.
 const MAX_DIAGNOSTICS: usize = 20;
+/// In a label of alerts it stands for the node's name: one configuration serves every node of a DaemonSet.
+const NODE_NAME: &str = "${NODE_NAME}";
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -331,7 +334,7 @@ fn alertmanager(item: Value<'_>, faults: &mut Faults) -> Option<Alertmanager> {
                     "expected a label name of letters, digits and `_`, not starting with a digit",
                 );
             } else if let Some(text) = value.string(faults, "a label value") {
-                into.labels.insert(name.to_owned(), text.to_owned());
+                into.labels.insert(name.to_owned(), text.replace(NODE_NAME, &node_name()));
             }
         }
     }

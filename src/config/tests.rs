@@ -46,7 +46,7 @@ checkpoints:
     - {glob: /data/*, namespace: ml, pod: train-, unit: a.service, command: python}
 alertmanagers:
   - url: https://am.example:9093/prefix/
-    labels: {cluster: west, "_x": "1"}
+    labels: {cluster: west, "_x": "1", instance: "${NODE_NAME}:1"}
     runbooks: https://wiki.example/mps/
     basic_auth: {username: u, password_file: /etc/pw}
     tls: {ca_file: /ca, cert_file: /c, key_file: /k, server_name: am, insecure_skip_verify: true}
@@ -144,7 +144,15 @@ remediation:
     assert_eq!(config.checkpoints.paths[0].glob, "/scratch/*/ckpt");
     let first = &config.alertmanagers[0];
     assert_eq!(first.url, "https://am.example:9093/prefix");
-    assert_eq!(first.labels, BTreeMap::from([("cluster".into(), "west".into()), ("_x".into(), "1".into())]));
+    let instance = format!("{}:1", crate::outlet::hook::node_name());
+    assert_eq!(
+        first.labels,
+        BTreeMap::from([
+            ("cluster".into(), "west".into()),
+            ("_x".into(), "1".into()),
+            ("instance".into(), instance)
+        ])
+    );
     assert_eq!(first.runbooks.as_deref(), Some("https://wiki.example/mps"));
     assert_eq!(
         first.basic_auth,
