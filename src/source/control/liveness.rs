@@ -149,7 +149,18 @@ impl Watcher {
             };
             let is_another = told.as_ref().is_none_or(|told| told.state != state);
             if is_another {
-                tracing::info!(daemon = %self.site.name, state = ?state, "The control daemon's lock has a new state.");
+                let name = &self.site.name;
+                match state {
+                    LockState::Held(process) => {
+                        tracing::info!(daemon = %name, pid = process.pid, "The control daemon lives.");
+                    }
+                    LockState::HeldElsewhere => {
+                        tracing::info!(daemon = %name, "The control daemon lives, in another pid namespace.");
+                    }
+                    LockState::Stale => tracing::warn!(daemon = %name, "The control daemon was killed."),
+                    LockState::Absent => tracing::info!(daemon = %name, "No control daemon runs here."),
+                    LockState::Unknown => {}
+                }
                 self.state.send_if_modified(|known| known.replace(state) != Some(state));
                 if let (Some(_), Some(rescan)) = (&told, &self.rescan) {
                     rescan.scan_now();

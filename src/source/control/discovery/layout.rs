@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-/// `CUDA_MPS_PIPE_DIRECTORY` when it is not set. [D]
+/// `CUDA_MPS_PIPE_DIRECTORY` when it is not set (NVIDIA's documentation).
 pub const DEFAULT_PIPE: &str = "/tmp/nvidia-mps";
-/// `CUDA_MPS_LOG_DIRECTORY` when it is not set. [D]
+/// `CUDA_MPS_LOG_DIRECTORY` when it is not set (NVIDIA's documentation).
 pub const DEFAULT_LOG: &str = "/var/log/nvidia-mps";
-/// The default pipe directory of root in NVIDIA's newest documentation. [D]
+/// The default pipe directory of root in NVIDIA's newest documentation.
 pub const DEFAULT_PIPE_OF_ROOT: &str = "/run/nvidia-mps";
 
 /// Pipe directories of known deployments: bare metal; Kubernetes device plugin, GPU Operator and Bottlerocket;
