@@ -1,7 +1,6 @@
 //! The sources of a configuration: started together, stopped together, and per daemon as daemons come and go.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
@@ -9,11 +8,12 @@ use tokio::task::JoinHandle;
 
 use crate::config::Config;
 use crate::engine::snapshot::Snapshot;
-use crate::event::{DaemonSite, LogPlace};
+use crate::event::DaemonSite;
 use crate::identity::DaemonName;
 use crate::source::control::discovery::Discovery;
 use crate::source::control::{ControlWatch, LookHandle, discovery};
 use crate::source::kernel_log::KernelLogSource;
+use crate::source::mps_log::{LogSettings, LogWatcher, MpsLogSource};
 use crate::source::nvml;
 use crate::source::process::proc::ProcRoot;
 use crate::source::process::source::{ProcessSettings, ProcessSource, ProcessWatcher};
@@ -115,6 +115,8 @@ impl Sources {
             telemetry: telemetry.clone(),
             handles: handles.clone(),
             rescan,
+            logs: LogSettings::new(config.state.directory.clone(), ProcRoot::new(&config.host.proc)),
+            log_watcher: LogWatcher::new(),
             running: BTreeMap::new(),
         };
         tasks.push(("daemons", tokio::spawn(daemons.run(sites, stopped))));
@@ -139,6 +141,8 @@ struct Daemons {
     telemetry: Telemetry,
     handles: Arc<Handles>,
     rescan: discovery::ScanHandle,
+    logs: LogSettings,
+    log_watcher: LogWatcher,
     running: BTreeMap<DaemonName, Running>,
 }
 
@@ -147,6 +151,8 @@ struct Running {
     site: DaemonSite,
     control: Task,
     log: Task,
+    /// Tells the log source of changes: it keeps its place over a restart of the daemon.
+    log_site: watch::Sender<DaemonSite>,
 }
 
 /// A task that can be stopped on its own.
@@ -160,11 +166,6 @@ impl Task {
         self.stop.send_replace(true);
         let _ended = self.task.await;
     }
-}
-
-/// What a log source depends on. A restarted daemon that goes on with the same files keeps its reader.
-fn log_key(site: &DaemonSite) -> (PathBuf, &LogPlace) {
-    (site.log_path(), &site.log)
 }
 
 impl Daemons {
@@ -199,22 +200,18 @@ impl Daemons {
             self.handles.processes.daemon(&site.name, site.process);
             match self.running.remove(&site.name) {
                 None => {
-                    let (control, log) = (self.start_control(&site), Self::start_log(&site));
-                    self.running.insert(site.name.clone(), Running { site, control, log });
+                    let control = self.start_control(&site);
+                    let (log, log_site) = self.start_log(&site);
+                    self.running.insert(site.name.clone(), Running { site, control, log, log_site });
                 }
                 Some(running) if running.site == site => {
                     self.running.insert(site.name.clone(), running);
                 }
                 Some(running) => {
+                    running.log_site.send_replace(site.clone());
                     running.control.stop().await;
-                    let log = if log_key(&running.site) == log_key(&site) {
-                        running.log
-                    } else {
-                        running.log.stop().await;
-                        Self::start_log(&site)
-                    };
                     let control = self.start_control(&site);
-                    self.running.insert(site.name.clone(), Running { site, control, log });
+                    self.running.insert(site.name.clone(), Running { site, control, ..running });
                 }
             }
         }
@@ -234,9 +231,17 @@ impl Daemons {
         Task { stop, task: tokio::spawn(watch.run(stopped)) }
     }
 
-    fn start_log(_site: &DaemonSite) -> Task {
-        let (stop, mut stopped) = Shutdown::new();
-        Task { stop, task: tokio::spawn(async move { stopped.wait().await }) }
+    fn start_log(&self, site: &DaemonSite) -> (Task, watch::Sender<DaemonSite>) {
+        let (stop, stopped) = Shutdown::new();
+        let (log_site, sites) = watch::channel(site.clone());
+        let source = MpsLogSource::new(
+            sites,
+            self.logs.clone(),
+            self.outbox.clone(),
+            self.telemetry.clone(),
+            self.log_watcher.clone(),
+        );
+        (Task { stop, task: tokio::spawn(source.run(stopped)) }, log_site)
     }
 
     async fn end(&mut self, name: &DaemonName) {

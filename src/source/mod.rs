@@ -44,6 +44,11 @@ impl Outbox {
         self.events.reserve().await.ok().map(Room)
     }
 
+    /// Whether the model has taken every batch that was sent.
+    pub fn is_drained(&self) -> bool {
+        self.events.capacity() == self.events.max_capacity()
+    }
+
     /// Sends one event that happens now.
     pub async fn tell(&self, kind: EventKind) -> bool {
         self.send(vec![live(self.clock.now(), kind)]).await

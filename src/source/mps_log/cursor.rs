@@ -14,9 +14,13 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::reader::Context;
+use super::tail::FileId;
 
 /// How many bytes before a place are remembered, to know the file again.
 pub const MEMORY: usize = 256;
+
+/// How much of the beginning of a file tells it from other files of the same log: a time and some of a message.
+pub const BEGINNING: usize = 64;
 
 /// Cursors of daemons that were not seen for this long are removed.
 const FORGET_AFTER: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -51,7 +55,8 @@ pub enum CursorError {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DaemonCursor {
-    version: u32,
+    /// The form of the file.
+    pub version: u32,
     /// The daemon, for people who look into the file.
     pub daemon: String,
     /// When it was written, in seconds since the epoch.
@@ -72,22 +77,26 @@ pub struct StreamCursor {
     pub name: String,
     /// Its files, oldest first: a renamed one that is still written to, and its successor.
     pub files: Vec<FileCursor>,
+    /// How the newest file that was read begins. A rotated one that begins later was read by nobody.
+    #[serde(default)]
+    pub newest: Vec<u8>,
 }
 
 /// A place in a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileCursor {
-    /// Device of the file.
-    pub device: u64,
-    /// Inode of the file.
-    pub inode: u64,
+    /// Which file.
+    pub id: FileId,
     /// Everything before this was read.
     pub offset: u64,
     /// How many bytes before `offset` were hashed.
     pub before_length: usize,
     /// Their hash.
     pub before_hash: u64,
+    /// Whether it had no name any more: it can only be found where its writer has it open.
+    #[serde(default)]
+    pub is_nameless: bool,
     /// What the reader must remember.
     pub context: Context,
 }
@@ -120,8 +129,8 @@ impl DaemonCursor {
     }
 
     /// The places of a stream.
-    pub fn stream(&self, name: &str) -> &[FileCursor] {
-        self.streams.iter().find(|stream| stream.name == name).map_or(&[], |stream| &stream.files)
+    pub fn stream(&self, name: &str) -> Option<&StreamCursor> {
+        self.streams.iter().find(|stream| stream.name == name)
     }
 }
 
@@ -218,14 +227,15 @@ mod tests {
 
     fn cursor(daemon: &str) -> DaemonCursor {
         let file = FileCursor {
-            device: 1,
-            inode: 2,
+            id: FileId { device: 1, inode: 2 },
             offset: 3,
             before_length: 3,
             before_hash: hash(b"abc"),
+            is_nameless: false,
             context: Context::default(),
         };
-        let streams = vec![StreamCursor { name: "server.log".to_owned(), files: vec![file] }];
+        let streams =
+            vec![StreamCursor { name: "server.log".to_owned(), files: vec![file], newest: Vec::new() }];
         DaemonCursor { streams, ..DaemonCursor::new(daemon) }
     }
 

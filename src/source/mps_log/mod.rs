@@ -4,11 +4,21 @@ mod common;
 pub mod cri;
 pub mod cursor;
 pub mod envelope;
+mod files;
 pub mod grammar;
+mod health;
+mod journal;
 pub mod reader;
+mod save;
 mod siblings;
+mod source;
 pub mod stamp;
+pub mod stream;
 pub mod tail;
+mod watch;
+
+pub use source::{LogSettings, MpsLogSource};
+pub use watch::LogWatcher;
 
 use std::time::Duration;
 
@@ -17,3 +27,6 @@ const SAVE_SOON: Duration = Duration::from_millis(100);
 
 /// So is any other line within this time.
 const SAVE_LATER: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests;

@@ -2,14 +2,20 @@
 
 use std::fs::{self, File, Metadata};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
-use super::cursor::{FileCursor, MEMORY, hash};
+use super::cursor::{BEGINNING, FileCursor, MEMORY, hash};
 use super::tail::{FileId, open_regular, read_exactly};
 
 /// How many names of a directory are looked at.
 const ENTRIES_LIMIT: usize = 4096;
+
+/// How many rotated files of one log are looked at.
+const FILES_LIMIT: usize = 64;
+
+/// What a compressed file's name has in it, also while it is being written.
+const PACKED: [&str; 4] = [".gz", ".xz", ".bz2", ".zst"];
 
 /// A file that holds the place of a cursor.
 #[derive(Debug)]
@@ -22,22 +28,14 @@ pub(super) struct FoundPlace {
 
 /// Finds the file of a cursor: under its name, under a rotated one, or as a copy.
 pub(super) fn find_place(path: &Path, place: &FileCursor) -> Option<FoundPlace> {
-    let id = FileId { device: place.device, inode: place.inode };
-    let holds = |file: &File, metadata: &Metadata| {
-        place.before_length <= MEMORY
-            && place.before_length as u64 <= place.offset
-            && metadata.len() >= place.offset
-            && read_exactly(file, place.offset - place.before_length as u64, place.before_length)
-                .is_some_and(|before| hash(&before) == place.before_hash)
-    };
     let named = std::iter::once(path.to_owned()).chain(beside(path));
-    let files = named.filter_map(|name| Some((name.clone(), open_regular(&name).ok()??)));
     let mut copy = None;
-    for (name, (file, metadata)) in files {
-        if !holds(&file, &metadata) {
+    for name in named {
+        let Some((file, metadata)) = open_regular(&name).ok().flatten().filter(|found| holds(place, found))
+        else {
             continue;
-        }
-        if FileId::of(&metadata) == id {
+        };
+        if FileId::of(&metadata) == place.id {
             return Some(FoundPlace { file, metadata, is_copy: false });
         }
         // An empty beginning is in every file.
@@ -48,13 +46,17 @@ pub(super) fn find_place(path: &Path, place: &FileCursor) -> Option<FoundPlace> 
     copy
 }
 
-/// A copy of a file that was read up to `offset`, with `before` in front of it; and the offset.
-pub(super) fn find_copy(
-    path: &Path,
-    offset: u64,
-    before: &[u8],
-    own: FileId,
-) -> Option<(File, Metadata, u64)> {
+/// Whether a file has what was read before the place.
+pub(super) fn holds(place: &FileCursor, (file, metadata): &(File, Metadata)) -> bool {
+    place.before_length <= MEMORY
+        && place.before_length as u64 <= place.offset
+        && metadata.len() >= place.offset
+        && read_exactly(file, place.offset - place.before_length as u64, place.before_length)
+            .is_some_and(|before| hash(&before) == place.before_hash)
+}
+
+/// A copy of a file that was read up to `offset`, with `before` in front of it.
+pub(super) fn find_copy(path: &Path, offset: u64, before: &[u8], own: FileId) -> Option<(File, Metadata)> {
     if before.is_empty() {
         return None;
     }
@@ -63,23 +65,36 @@ pub(super) fn find_copy(
         .filter_map(|name| open_regular(&name).ok()?)
         .filter(|(_, metadata)| FileId::of(metadata) != own && metadata.len() >= offset)
         .find(|(file, _)| read_exactly(file, start, before.len()).is_some_and(|found| found == before))
-        .map(|(file, metadata)| (file, metadata, offset))
 }
 
-/// The rotated files that were last written after `after`, oldest first, without what now has the name.
-pub(super) fn written_after(path: &Path, after: Option<SystemTime>) -> Vec<(File, Metadata)> {
-    let present = fs::metadata(path).ok().map(|metadata| FileId::of(&metadata));
-    let mut found: Vec<(SystemTime, File, Metadata)> = beside(path)
+/// A rotated file, and how it begins.
+#[derive(Debug)]
+pub(super) struct Rotated {
+    pub file: File,
+    pub metadata: Metadata,
+    pub beginning: Vec<u8>,
+}
+
+/// The rotated files that begin after `newest`, oldest first. Every line begins with its time.
+pub(super) fn later_than(path: &Path, newest: &[u8]) -> Vec<Rotated> {
+    let mut found: Vec<Rotated> = beside(path)
         .filter_map(|name| {
             let (file, metadata) = open_regular(&name).ok()??;
-            let modified = metadata.modified().ok()?;
-            let is_between =
-                after.is_none_or(|after| modified > after) && Some(FileId::of(&metadata)) != present;
-            (is_between && metadata.len() > 0).then_some((modified, file, metadata))
+            let beginning = beginning(&file);
+            (beginning.as_slice() > newest).then_some(Rotated { file, metadata, beginning })
         })
+        .take(FILES_LIMIT)
         .collect();
-    found.sort_by_key(|(modified, ..)| *modified);
-    found.into_iter().map(|(_, file, metadata)| (file, metadata)).collect()
+    found.sort_by(|one, other| one.beginning.cmp(&other.beginning));
+    found
+}
+
+/// How a file begins; less than [`BEGINNING`] bytes when that is all there is.
+pub(super) fn beginning(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; BEGINNING];
+    let length = file.read_at(&mut bytes, 0).unwrap_or(0);
+    bytes.truncate(length);
+    bytes
 }
 
 /// The names in the same directory that a rotation gives: the log's own with something behind it, not compressed.
@@ -94,7 +109,7 @@ fn beside(path: &Path) -> impl Iterator<Item = PathBuf> {
         .filter(move |entry| {
             let other = entry.file_name();
             let other = other.as_bytes();
-            let is_packed = [".gz", ".xz", ".bz2", ".zst"].iter().any(|end| other.ends_with(end.as_bytes()));
+            let is_packed = PACKED.iter().any(|end| memchr::memmem::find(other, end.as_bytes()).is_some());
             other.len() > name.len() && other.starts_with(&name) && !is_packed
         })
         .map(|entry| entry.path())

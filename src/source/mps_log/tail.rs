@@ -10,7 +10,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::cursor::{FileCursor, MEMORY, hash};
+use serde::{Deserialize, Serialize};
+
+use super::cursor::{BEGINNING, FileCursor, MEMORY, StreamCursor, hash};
 use super::reader::{Context, Counts, LineReader, Said};
 use super::siblings;
 use crate::event::{Freshness, LogFile};
@@ -28,7 +30,8 @@ const RETIRE_CLOSED_AFTER: Duration = Duration::from_secs(5);
 const HELD_LIMIT: usize = 8;
 
 /// A file, whatever its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct FileId {
     /// Device.
     pub device: u64,
@@ -113,8 +116,16 @@ pub struct Tail {
     /// When `path` was looked at last: a file that existed before did not just begin.
     looked_at: Option<SystemTime>,
     stream: LogFile,
+    /// How the newest file that was held begins; what it was when that was looked at last.
+    newest: Option<Vec<u8>>,
+    /// When names last came or went in the directory, unless that is too short ago to be sure.
+    directory_at: Option<SystemTime>,
     /// Files that the daemon has open, where that could be told.
     written: Option<Vec<FileId>>,
+    /// Whether what the daemon had open before was seen: by a cursor, or by a look at its open files.
+    is_past_known: bool,
+    /// Places in files that have no name any more and were not found yet.
+    unplaced: Vec<FileCursor>,
     /// Times that lines may have been lost, since they were last asked for.
     losses: Vec<&'static str>,
 }
@@ -124,7 +135,7 @@ impl Tail {
     pub fn open(
         path: PathBuf,
         stream: LogFile,
-        cursor: &[FileCursor],
+        cursor: Option<&StreamCursor>,
         saved_at: Option<SystemTime>,
         now: Instant,
     ) -> Tail {
@@ -134,14 +145,19 @@ impl Tail {
             problem: None,
             looked_at: None,
             stream,
+            newest: cursor.map(|cursor| cursor.newest.clone()),
+            directory_at: None,
             written: None,
+            is_past_known: cursor.is_some(),
+            unplaced: Vec::new(),
             losses: Vec::new(),
         };
-        for place in cursor {
+        for place in cursor.iter().flat_map(|cursor| &cursor.files) {
             tail.restore(place, now);
         }
-        let is_resumed = !cursor.is_empty();
-        if let Ok(Some((file, metadata))) = tail.open_successor(now) {
+        tail.look_for_rotated(now);
+        let is_resumed = cursor.is_some();
+        if let Ok(Some((file, metadata))) = tail.open_successor() {
             let is_news = is_resumed
                 && saved_at.is_none_or(|saved| metadata.modified().is_ok_and(|modified| modified >= saved));
             let mut held = Held::new(file, stream, &metadata, 0, Context::default(), now);
@@ -190,16 +206,19 @@ impl Tail {
     }
 
     /// The places to go on from.
-    pub fn cursor(&self) -> Vec<FileCursor> {
+    pub fn cursor(&self, name: &str) -> StreamCursor {
         let place = |held: &Held| FileCursor {
-            device: held.id.device,
-            inode: held.id.inode,
+            id: held.id,
             offset: held.offset,
             before_length: held.before.len(),
             before_hash: hash(&held.before),
+            is_nameless: held.file.metadata().is_ok_and(|found| found.nlink() == 0),
             context: held.reader.context().clone(),
         };
-        self.held.iter().filter(|held| held.end.is_none()).map(place).collect()
+        // A file of which nothing was read is found again by its name or its beginning; its inode proves nothing.
+        let read = self.held.iter().filter(|held| held.end.is_none() && held.offset > 0);
+        let files = read.map(place).collect();
+        StreamCursor { name: name.to_owned(), files, newest: self.newest() }
     }
 
     /// Reasons for which lines may have been lost since the last call.
@@ -216,14 +235,30 @@ impl Tail {
             if self.held.iter().any(|held| held.id == *id) {
                 continue;
             }
-            let Ok(Some((file, metadata))) = open_regular(link) else { continue };
-            if FileId::of(&metadata) == *id {
-                let mut held = Held::new(file, self.stream, &metadata, 0, Context::default(), now);
-                held.make_history(metadata.len(), None);
-                // It is older than what has the name now.
-                self.held.insert(0, held);
+            let Some(found) = open_regular(link).ok().flatten() else { continue };
+            if FileId::of(&found.1) != *id {
+                continue;
             }
+            let place =
+                self.unplaced.iter().position(|place| place.id == *id && siblings::holds(place, &found));
+            let place = place.map(|index| self.unplaced.remove(index));
+            let (file, metadata) = found;
+            let held = match &place {
+                Some(place) => self.resumed(file, &metadata, place, now),
+                None => {
+                    let mut held = Held::new(file, self.stream, &metadata, 0, Context::default(), now);
+                    if self.is_past_known && held.beginning() > self.newest() {
+                        held.caught_up = metadata.len();
+                    } else {
+                        held.make_history(metadata.len(), None);
+                    }
+                    held
+                }
+            };
+            // It is older than what has the name now.
+            self.held.insert(0, held);
         }
+        self.is_past_known |= written.is_some();
         self.written = written.map(|files| files.into_iter().map(|(id, _)| id).collect());
     }
 
@@ -234,12 +269,13 @@ impl Tail {
         now: Instant,
         mut sink: impl FnMut(Freshness, Said<'_>),
     ) -> Step {
+        for index in (0..self.held.len()).rev() {
+            self.replace_truncated(index, now);
+        }
+        self.look_for_rotated(now);
         let mut step = Step::default();
         let mut index = 0;
         while index < self.held.len() {
-            if self.replace_truncated(index, now) {
-                step.has_more = true;
-            }
             let held = &mut self.held[index];
             match held.read(buffer, now, &mut sink) {
                 Ok(read) => {
@@ -263,6 +299,7 @@ impl Tail {
                 }
             }
             if self.is_over(index, now) {
+                self.newest = Some(self.newest());
                 let over = self.held.remove(index);
                 step.counts.unrecognized += u64::from(over.has_rest());
                 continue;
@@ -284,7 +321,16 @@ impl Tail {
     /// Opens what has the name now. Returns whether that is something new to read.
     fn look_for_successor(&mut self, now: Instant) -> bool {
         let looked_at = self.looked_at;
-        let Ok(Some((file, metadata))) = self.open_successor(now) else { return false };
+        let held = self.held.len();
+        let (file, metadata) = match self.open_successor() {
+            Ok(Some(found)) => found,
+            Ok(None) => return false,
+            Err(_told) => {
+                // The daemon may have begun a file that lost its name, empty, before we saw it.
+                self.hold_rotated(now);
+                return self.held.len() > held;
+            }
+        };
         let before = self.held.last().map(|held| held.reader.context().clone().of_next_file());
         let mut held = Held::new(file, self.stream, &metadata, 0, before.unwrap_or_default(), now);
         if looked_at.is_some_and(|looked_at| began_before(&metadata, looked_at)) {
@@ -294,30 +340,62 @@ impl Tail {
         true
     }
 
-    /// The file that has the name, unless it is held already. What was rotated away before it could be seen under the
-    /// name is held first.
-    fn open_successor(&mut self, now: Instant) -> Result<Option<(File, Metadata)>, TailProblem> {
+    /// The file that has the name, unless it is held already.
+    fn open_successor(&mut self) -> Result<Option<(File, Metadata)>, TailProblem> {
         let found = self.stat_and_open();
         self.problem = found.as_ref().err().cloned();
         self.looked_at = Some(SystemTime::now());
-        if matches!(found, Ok(Some(_))) {
-            self.hold_rotated(now);
-        }
         found
     }
 
-    /// Holds rotated files that were written after the newest one that is held.
+    /// Holds the rotated files that nobody has read: those that begin after the newest one that was.
     fn hold_rotated(&mut self, now: Instant) {
-        let Some(newest) = self.held.iter().rev().find(|held| held.end.is_none()) else { return };
-        let after = newest.file.metadata().and_then(|found| found.modified()).ok();
-        for (file, metadata) in siblings::written_after(&self.path, after) {
-            let mut between = Held::new(file, self.stream, &metadata, 0, Context::default(), now);
-            let is_known = |held: &Held| held.id == between.id || held.begins_like(&between.file);
-            if !self.held.iter().any(is_known) {
-                between.caught_up = metadata.len();
-                self.hold(between);
-            }
+        if self.newest.is_none() {
+            // The first look: what was rotated before is of no interest.
+            self.newest =
+                siblings::later_than(&self.path, b"").pop().map(|last| last.beginning).or(Some(Vec::new()));
+            return;
         }
+        let mut newest = self.newest();
+        for rotated in siblings::later_than(&self.path, &newest) {
+            let id = FileId::of(&rotated.metadata);
+            let is_named = fs::metadata(&self.path).is_ok_and(|named| FileId::of(&named) == id);
+            let is_known = |held: &Held| held.id == id || held.begins_like(&rotated.beginning);
+            if is_named || self.held.iter().any(is_known) || self.held.len() >= HELD_LIMIT {
+                continue;
+            }
+            let is_earlier = |held: &Held| {
+                let own = held.beginning();
+                !own.is_empty() && own < rotated.beginning
+            };
+            let index = self.held.iter().rposition(is_earlier).map_or(0, |earlier| earlier + 1);
+            let mut between =
+                Held::new(rotated.file, self.stream, &rotated.metadata, 0, Context::default(), now);
+            between.caught_up = rotated.metadata.len();
+            self.held.insert(index, between);
+            newest = rotated.beginning;
+        }
+        self.newest = Some(newest);
+    }
+
+    /// How the newest file begins that was read, be it in part.
+    fn newest(&self) -> Vec<u8> {
+        let read = self.held.iter().filter(|held| !held.head.is_empty()).map(Held::beginning);
+        read.chain(self.newest.clone()).max().unwrap_or_default()
+    }
+
+    /// Looks for rotated files when names came or went in the directory, or may have within the resolution of its time.
+    fn look_for_rotated(&mut self, now: Instant) {
+        /// File times may lag by a timer tick.
+        const RESOLUTION: Duration = Duration::from_millis(20);
+        let changed_at =
+            self.path.parent().and_then(|directory| fs::metadata(directory).ok()?.modified().ok());
+        if changed_at == self.directory_at {
+            return;
+        }
+        let is_settled = changed_at.is_none_or(|at| at.elapsed().is_ok_and(|since| since > RESOLUTION));
+        self.directory_at = changed_at.filter(|_| is_settled);
+        self.hold_rotated(now);
     }
 
     fn stat_and_open(&self) -> Result<Option<(File, Metadata)>, TailProblem> {
@@ -336,13 +414,16 @@ impl Tail {
         }
     }
 
-    /// Begins a truncated file again, after what of it a copy has kept. Returns whether it was truncated.
-    fn replace_truncated(&mut self, index: usize, now: Instant) -> bool {
+    /// Begins a truncated file again, after what of it a copy has kept.
+    fn replace_truncated(&mut self, index: usize, now: Instant) {
         let held = &self.held[index];
         if held.end.is_some() || !held.is_truncated() {
-            return false;
+            return;
         }
-        let copy = siblings::find_copy(&self.path, held.offset, &held.before, held.id);
+        let offset = held.offset;
+        self.newest = Some(self.newest());
+        let held = &self.held[index];
+        let copy = siblings::find_copy(&self.path, offset, &held.before, held.id);
         let held = &mut self.held[index];
         let context = held.reader.context().clone();
         let was_catching_up = held.caught_up > 0 && held.offset < held.caught_up;
@@ -350,18 +431,15 @@ impl Tail {
         if was_catching_up {
             held.caught_up = held.file.metadata().map_or(0, |found| found.len());
         }
-        let offset = copy.as_ref().map(|(_, metadata, offset)| (metadata.len(), *offset));
-        match (copy, offset) {
-            (Some((file, metadata, _)), Some((length, offset))) if length > offset => {
+        match copy {
+            Some((file, metadata)) => {
                 let mut rest = Held::new(file, self.stream, &metadata, offset, context, now);
-                rest.end = Some(length);
-                rest.caught_up = if was_catching_up { length } else { 0 };
+                rest.end = Some(metadata.len());
+                rest.caught_up = if was_catching_up { metadata.len() } else { 0 };
                 self.held.insert(index, rest);
             }
-            (Some(_), _) => {}
-            (None, _) => self.losses.push("truncated"),
+            None => self.losses.push("truncated"),
         }
-        true
     }
 
     /// Whether a file that was read to its end need not be held any longer.
@@ -389,20 +467,24 @@ impl Tail {
 
     /// Holds the file of a cursor again, wherever it is now.
     fn restore(&mut self, place: &FileCursor, now: Instant) {
-        let Some(found) = siblings::find_place(&self.path, place) else {
-            if place.offset > 0 {
-                self.losses.push("gone");
+        match siblings::find_place(&self.path, place) {
+            Some(found) => {
+                let mut held = self.resumed(found.file, &found.metadata, place, now);
+                held.end = found.is_copy.then_some(found.metadata.len());
+                self.hold(held);
             }
-            return;
-        };
-        let mut held =
-            Held::new(found.file, self.stream, &found.metadata, place.offset, place.context.clone(), now);
-        held.caught_up = found.metadata.len();
-        if found.is_copy {
-            held.end = Some(found.metadata.len());
+            None if place.is_nameless => self.unplaced.push(place.clone()),
+            None if place.offset > 0 => self.losses.push("gone"),
+            None => {}
         }
+    }
+
+    /// A file that is read on from a place, after the history before it.
+    fn resumed(&self, file: File, metadata: &Metadata, place: &FileCursor, now: Instant) -> Held {
+        let mut held = Held::new(file, self.stream, metadata, place.offset, place.context.clone(), now);
+        held.caught_up = metadata.len();
         held.make_history(place.offset, Some(place.context.clone()));
-        self.hold(held);
+        held
     }
 }
 
@@ -539,11 +621,20 @@ impl Held {
         }
     }
 
-    /// Whether `other` is a copy of this file, as far as its beginning tells.
-    fn begins_like(&self, other: &File) -> bool {
-        let mut head = [0; MEMORY];
-        let length = other.read_at(&mut head, 0).unwrap_or(0).min(self.head.len());
-        length > 0 && head[..length] == self.head[..length]
+    /// How the file begins: as it was read, or as it is.
+    fn beginning(&self) -> Vec<u8> {
+        if self.head.is_empty() {
+            siblings::beginning(&self.file)
+        } else {
+            self.head[..self.head.len().min(BEGINNING)].to_vec()
+        }
+    }
+
+    /// Whether a file that begins with `other` begins as this one does.
+    fn begins_like(&self, other: &[u8]) -> bool {
+        let own = self.beginning();
+        let length = own.len().min(other.len());
+        length > 0 && own[..length] == other[..length]
     }
 
     /// Whether something is left that never became a line.
