@@ -13,11 +13,14 @@ fn main() -> ExitCode {
     // Before any thread: NVML would show another set of devices with this variable set.
     sys::env::unset_mps_device_view();
     let cli = Cli::parse();
-    logging::start(cli.log);
+    if cli.wants_log() {
+        logging::start(cli.log);
+    }
     let outcome = match cli.command {
         None => cli.serve.run(),
         Some(Command::Serve(serve)) => serve.run(),
         Some(Command::Demo(demo)) => demo.run(),
+        Some(Command::Status(status)) => status.run(),
         Some(Command::Replay(replay)) => replay.run(),
         Some(Command::Explain(explain)) => explain.run(),
         Some(Command::Healthcheck(healthcheck)) => healthcheck.run(),

@@ -6,11 +6,12 @@ pub mod healthcheck;
 pub mod replay;
 mod report;
 pub mod serve;
+pub mod status;
 pub mod text;
 
 use clap::{Parser, Subcommand};
 
-use crate::logging::LogOptions;
+use crate::logging::{LogLevel, LogOptions};
 
 /// Prometheus exporter and alerting sidecar for NVIDIA MPS: who dies with whom, what was lost, who did it, what blocks
 /// recovery.
@@ -32,6 +33,13 @@ pub struct Cli {
     pub log: LogOptions,
 }
 
+impl Cli {
+    /// Whether to log. `status` and `check` say themselves what the log would; at level debug it shows how they know.
+    pub fn wants_log(&self) -> bool {
+        !matches!(self.command, Some(Command::Status(_))) || self.log.level == LogLevel::Debug
+    }
+}
+
 /// A command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -39,6 +47,8 @@ pub enum Command {
     Serve(serve::Serve),
     /// Serves a simulated node with a scripted incident a minute: no GPU, nothing to install.
     Demo(demo::Demo),
+    /// Shows who dies with whom, now: the tree of daemons, servers, devices, workloads and clients.
+    Status(status::Status),
     /// Reports the incidents in recorded logs: control.log, server.log, kernel logs; plain, rotated or .gz.
     Replay(replay::Replay),
     /// Explains Xid codes: what each means for MPS clients, who dies, what to do.

@@ -1,11 +1,38 @@
 //! Plain text that fits the terminal.
 
 use std::fmt::Write as _;
+use std::io::{ErrorKind, Write as _};
+
+use anyhow::Context as _;
+
+/// Writes to standard output. A reader that has gone away (`| head`) is no error.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write to standard output")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Columns of the terminal; `None` where standard output is none.
+pub fn columns() -> Option<usize> {
+    terminal().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}
+
+/// Rows of the terminal; `None` where standard output is none.
+pub fn rows() -> Option<usize> {
+    terminal().map(|size| usize::from(size.ws_row)).filter(|rows| *rows > 0)
+}
+
+fn terminal() -> Option<rustix::termios::Winsize> {
+    rustix::termios::tcgetwinsize(std::io::stdout()).ok()
+}
 
 /// Columns to fill: the terminal's, else 80; never so many that lines get hard to read.
 pub fn width() -> usize {
-    let terminal = rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| usize::from(size.ws_col));
-    terminal.filter(|columns| *columns > 0).unwrap_or(80).clamp(30, 100)
+    columns().unwrap_or(80).clamp(30, 100)
 }
 
 /// Appends `text` in lines of at most `width` columns. The first line follows what is already on it, `indent`

@@ -199,7 +199,7 @@ impl Exporter {
 }
 
 /// What the model is told of the configuration.
-fn settings(config: &Config) -> anyhow::Result<Settings> {
+pub(super) fn settings(config: &Config) -> anyhow::Result<Settings> {
     let xids = match &config.incidents.xid_catalog {
         Some(path) => Catalogue::with_overrides(path)?,
         None => Catalogue::builtin().clone(),

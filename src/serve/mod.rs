@@ -1,6 +1,7 @@
 //! The running exporter: sources, the model's owner, outlets and the web server, put together.
 
 mod exporter;
+pub mod look;
 mod owner;
 mod sources;
 mod systemd;

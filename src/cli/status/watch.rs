@@ -1,0 +1,98 @@
+//! The picture, again and again, in the same place.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::screen::{Line, Style, text};
+use super::{Eye, has_color, lines};
+use crate::cli::text::{columns, print, rows};
+
+/// How often it is drawn.
+const EVERY: Duration = Duration::from_secs(2);
+/// To the other screen, without a cursor.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+/// Back, with one.
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+/// The terminal's other screen, for as long as this lives.
+struct OtherScreen;
+
+impl OtherScreen {
+    fn enter() -> anyhow::Result<OtherScreen> {
+        print(ENTER)?;
+        Ok(OtherScreen)
+    }
+}
+
+impl Drop for OtherScreen {
+    fn drop(&mut self) {
+        let mut out = std::io::stdout();
+        let _nobody_looks = out.write_all(LEAVE.as_bytes()).and_then(|()| out.flush());
+    }
+}
+
+/// Draws until a signal comes. An exporter that does not answer is told of in place: it may come back.
+pub(super) async fn watch(eye: &Eye, note: Option<&str>, is_whole: bool) -> anyhow::Result<()> {
+    let listen = |kind| signal(kind).context("cannot listen for signals");
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut terminate = listen(SignalKind::terminate())?;
+    let mut resized = listen(SignalKind::window_change())?;
+    let is_terminal = std::io::stdout().is_terminal();
+    let _screen = is_terminal.then(OtherScreen::enter).transpose()?;
+    let mut ticks = tokio::time::interval(EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let draw = async {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                _ = resized.recv() => {}
+            }
+            let width = columns().unwrap_or(usize::MAX);
+            let picture = match eye.look().await {
+                Ok(json) => lines(&json, note, width, is_whole),
+                Err(error) => Err(error),
+            };
+            let picture = picture.unwrap_or_else(|error| vec![Line::new(Style::Bad, &format!("{error:#}"))]);
+            if is_terminal {
+                print(&frame(&picture, width, rows().unwrap_or(usize::MAX)))
+            } else {
+                print(&(text(&picture, width, false) + "\n"))
+            }
+        };
+        tokio::select! {
+            drawn = draw => drawn?,
+            _ = interrupt.recv() => return Ok(()),
+            _ = terminate.recv() => return Ok(()),
+        }
+    }
+}
+
+/// The picture over the one before it, without flicker: each line ends with "erase the rest".
+fn frame(picture: &[Line], width: usize, height: usize) -> String {
+    let mut out = String::from("\x1b[H");
+    let shown = if picture.len() > height { height.saturating_sub(1) } else { picture.len() };
+    let mut drawn: Vec<String> =
+        picture.iter().take(shown).map(|line| line.render(width, has_color())).collect();
+    if shown < picture.len() {
+        drawn.push(format!("… {} more lines", picture.len() - shown));
+    }
+    // No line feed after the last line: it would scroll.
+    out.push_str(&drawn.join("\x1b[K\r\n"));
+    out.push_str("\x1b[K\x1b[J");
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_fits_the_terminal() {
+        let picture: Vec<Line> = (0..5).map(|number| Line::default().plain(&number.to_string())).collect();
+        assert_eq!(frame(&picture, 80, 3), "\x1b[H0\x1b[K\r\n1\x1b[K\r\n… 3 more lines\x1b[K\x1b[J");
+        assert_eq!(frame(&picture[..2], 80, 3), "\x1b[H0\x1b[K\r\n1\x1b[K\x1b[J");
+    }
+}
