@@ -12,7 +12,7 @@ use super::*;
 use crate::event::{Event, EventKind, Freshness};
 use crate::time::Clock;
 
-const LONG: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(30);
 
 struct Running {
     queue: Receiver<Vec<Event>>,
