@@ -49,7 +49,10 @@ async fn paths_and_methods() {
     let server = serve(nodes::node(1, 1), None).await;
     for (path, kind) in [
         ("/", "text/html; charset=utf-8"),
+        ("/page/state", "text/html; charset=utf-8"),
         ("/page/style.css", "text/css; charset=utf-8"),
+        ("/page/app.js", "text/javascript; charset=utf-8"),
+        ("/page/icon.svg", "image/svg+xml"),
         ("/api/v1/fault-domains", "application/json"),
         ("/api/v1/incidents?limit=5", "application/json"),
         ("/api/v1/status", "application/json"),
@@ -246,7 +249,7 @@ async fn several_addresses_and_another_path() {
     let server = serve_with(&options, nodes::empty()).await;
     assert_eq!(server.get("/probe").await.status, 200);
     assert_eq!(server.get("/metrics").await.status, 404);
-    assert!(server.get("/").await.text().contains("href=\"/probe\""));
+    assert!(server.get("/").await.text().contains("href=\"./probe\""));
     let mut local = UnixStream::connect(&socket).await.unwrap();
     assert_eq!(request_on(&mut local, "GET /probe HTTP/1.1\r\n").await.status, 200);
     server.stop.send(true).unwrap();

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
+use jiff::Timestamp;
 use tokio::sync::Semaphore;
 
 use crate::http::auth::Authenticator;
 use crate::http::body::{Body, content, text};
 use crate::http::web_config::WatchedConfig;
 use crate::http::{AppState, api, events, page};
-use crate::metrics::exposition::Exposition;
+use crate::metrics::exposition::{Exposition, gzip};
 use crate::metrics::negotiate::{self, Encoding};
 use crate::source::Shutdown;
 
@@ -79,8 +80,16 @@ impl Site {
             return self.metrics(request.headers());
         }
         match path {
-            "/" => html(page::index(&self.telemetry_path)),
-            "/page/style.css" => content(StatusCode::OK, "text/css; charset=utf-8", Body::whole(page::STYLE)),
+            "/" => {
+                let snapshot = self.state.snapshots.load();
+                html(page::index(&snapshot, Timestamp::now(), &self.telemetry_path), request.headers())
+            }
+            "/page/state" => {
+                html(page::state(&self.state.snapshots.load(), Timestamp::now()), request.headers())
+            }
+            "/page/style.css" => asset("text/css; charset=utf-8", page::STYLE),
+            "/page/app.js" => asset("text/javascript; charset=utf-8", page::SCRIPT),
+            "/page/icon.svg" => asset("image/svg+xml", page::ICON),
             "/-/healthy" => text(StatusCode::OK, "healthy"),
             "/-/ready" => {
                 if self.state.readiness.is_ready() {
@@ -130,12 +139,29 @@ impl Site {
     }
 }
 
-fn html(page: String) -> Response<Body> {
-    let mut response = content(StatusCode::OK, "text/html; charset=utf-8", Body::whole(page));
+/// A part of the page that changes only with the program.
+fn asset(content_type: &'static str, text: &'static str) -> Response<Body> {
+    let mut response = content(StatusCode::OK, content_type, Body::whole(text));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+fn html(page: String, asked: &HeaderMap) -> Response<Body> {
+    let encoding = negotiate::encoding(joined(asked, &header::ACCEPT_ENCODING).as_deref());
+    let page = match encoding {
+        Encoding::Gzip => Body::whole(gzip(page.as_bytes())),
+        Encoding::Identity => Body::whole(page),
+    };
+    let mut response = content(StatusCode::OK, "text/html; charset=utf-8", page);
     let policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; \
         base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    if encoding == Encoding::Gzip {
+        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     response
 }

@@ -183,7 +183,8 @@ fn incident_exemplar(snapshot: &Snapshot, name: &str, labels: &[LabelPair]) -> O
     Some(Exemplar { label: "incident_id", value: incident.id.to_string(), at })
 }
 
-fn gzip(page: &[u8]) -> Bytes {
+/// The page, compressed fast rather than well.
+pub(crate) fn gzip(page: &[u8]) -> Bytes {
     let mut encoder = GzEncoder::new(Vec::with_capacity(page.len() / 8), Compression::fast());
     encoder.write_all(page).and_then(|()| encoder.finish()).expect("writing to memory cannot fail").into()
 }
