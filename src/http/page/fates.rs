@@ -209,6 +209,7 @@ mod tests {
         let mut node = nodes::node(1, 2);
         let mut incident = nodes::incident("2-2", Cause::Fault, "default/0");
         incident.state = IncidentState::Recovering;
+        incident.recovery.recovered_at = None;
         incident.culprit.as_mut().unwrap().pid = node.clients[1].pid;
         incident.recovery.blocked_by = vec![node.clients[0].pid];
         node.clients[0].state = ClientState::Lost;

@@ -22,13 +22,14 @@ pub(super) fn draw(html: &mut Html, snapshot: &Snapshot, now: Timestamp) {
         fates::sets(snapshot).into_iter().partition(|set| set.domains[0].daemon.is_some());
     let shown = (4 * SHOWN / shared.len().max(1)).clamp(SHOWN_AT_LEAST, SHOWN);
     let pen = Pen { snapshot, now, shown };
-    html.raw("<section aria-labelledby=map><h2 id=map>Who dies with whom</h2>");
+    html.raw("<section aria-labelledby=map><h2 id=map>Who dies with whom</h2><div class=map>");
     for daemon in &snapshot.daemons {
         let own = shared.iter().filter(|set| set.domains[0].daemon.as_ref() == Some(&daemon.name));
         pen.daemon(html, daemon, &own.collect::<Vec<_>>());
     }
     if !alone.is_empty() {
-        html.raw("<div class=group><header><h3>GPUs without MPS</h3></header><div class=sets>");
+        html.raw(group(&alone.iter().collect::<Vec<_>>()))
+            .raw("<header><h3>GPUs without MPS</h3></header><div class=sets>");
         alone.iter().for_each(|set| pen.set(html, set));
         html.raw("</div></div>");
     }
@@ -43,7 +44,16 @@ pub(super) fn draw(html: &mut Html, snapshot: &Snapshot, now: Timestamp) {
         html.raw("<p class=empty>No MPS control daemon and no GPU has been found. <code>mps-exporter check</code> ");
         html.raw("says what each source sees and what it lacks.</p>");
     }
-    html.raw("</section>");
+    html.raw("</div></section>");
+}
+
+/// The start of a group, of a width for what is in it.
+fn group(sets: &[&Set]) -> &'static str {
+    match sets.iter().map(|set| set.domains.len()).sum() {
+        0 | 1 => "<div class=\"group small\">",
+        2 => "<div class=\"group middle\">",
+        _ => "<div class=group>",
+    }
 }
 
 struct Pen<'a> {
@@ -55,7 +65,7 @@ struct Pen<'a> {
 impl Pen<'_> {
     fn daemon(&self, html: &mut Html, daemon: &DaemonView, sets: &[&Set]) {
         let (level, word) = words::daemon_state(daemon.state);
-        html.raw("<div class=group><header><h3>MPS daemon <span class=name>").text(&daemon.name);
+        html.raw(group(sets)).raw("<header><h3>MPS daemon <span class=name>").text(&daemon.name);
         html.raw("</span></h3> ");
         badge(html, level, word);
         for server in self.snapshot.servers.iter().filter(|server| server.daemon == daemon.name) {

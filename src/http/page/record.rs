@@ -52,7 +52,7 @@ fn entry(html: &mut Html, incident: &Incident, now: Timestamp) {
     }
     html.raw("<span class=count>");
     age(html, incident.started_at, now, " ago");
-    html.raw("</span></summary><dl><dt>Began<dd>").text(incident.started_at);
+    html.raw("</span></summary><dl><dt>Began<dd>").text(words::full(incident.started_at));
     if incident.caught_up {
         html.raw(" (found after a restart of the exporter)");
     }
@@ -94,7 +94,7 @@ fn recovery(html: &mut Html, incident: &Incident) {
         html.raw("blocked by ");
         blockers(html, incident);
     } else if let Some(at) = incident.recovery.recovered_at {
-        html.raw("after ").text(Span(since(incident.started_at, at))).raw(", at ").text(at);
+        html.raw("after ").text(Span(since(incident.started_at, at))).raw(", at ").text(words::full(at));
     } else if incident.state == IncidentState::Closed {
         html.raw("not needed, or not seen");
     } else {

@@ -90,8 +90,18 @@ pub(super) fn since(at: Timestamp, now: Timestamp) -> Duration {
 
 /// A time as its age, which the page's script keeps current.
 pub(super) fn age(html: &mut Html, at: Timestamp, now: Timestamp, after: &'static str) {
-    html.raw("<time data-after=\"").raw(after).raw("\" datetime=\"").text(at).raw("\" title=\"").text(at);
+    html.raw("<time data-after=\"")
+        .raw(after)
+        .raw("\" datetime=\"")
+        .text(at)
+        .raw("\" title=\"")
+        .text(full(at));
     html.raw("\">").text(Span(since(at, now))).raw(after).raw("</time>");
+}
+
+/// A time in full, to the second.
+pub(super) fn full(at: Timestamp) -> impl Display {
+    at.strftime("%Y-%m-%d %H:%M:%S UTC")
 }
 
 /// `GPU 0`, `GPU 0 MIG 3`, or the UUID where no index is known.
