@@ -18,9 +18,9 @@ const ENDING_SETTLES: Duration = Duration::from_millis(50);
 /// How long the end of a server's process waits for the daemon's line about it.
 const EXIT_LINE_SETTLES: Duration = Duration::from_millis(250);
 
-/// A client that left so shortly before its server ended was taken by the server's end: the two ends are noticed
-/// in any order.
-const SAME_END: Duration = Duration::from_millis(100);
+/// A client that left so shortly before its server ended unannounced was taken by that end: the two are noticed in any
+/// order, and on a busy machine not at once. A server never ends unannounced by itself.
+const SAME_END: Duration = Duration::from_secs(1);
 
 impl Core {
     /// A server's process or its exit line says that it ended.
