@@ -14,6 +14,9 @@ use crate::time::Moment;
 /// What logs told so shortly before an answer may be newer than the answer.
 const ANSWER_MAY_BE_OLDER: Duration = Duration::from_secs(1);
 
+/// How long a session may take from its first question to its answer's being read.
+const SESSION_TAKES: Duration = Duration::from_secs(5);
+
 impl Core {
     /// Applies the result of a session.
     pub fn look(&mut self, daemon: &mut Daemon, result: &Result<Look, LookError>, at: Moment) {
@@ -58,8 +61,13 @@ impl Core {
         differences: &mut Vec<Arc<str>>,
         at: Moment,
     ) {
+        let mut ended = daemon.ended_servers.iter();
+        if ended.any(|(pid, ended)| *pid == told.pid && at.mono.since(*ended) <= SESSION_TAKES) {
+            return;
+        }
         let Some(server) = self.ensure_server(daemon, told.pid, at) else { return };
-        server.ending = None;
+        // Another answer had missed it. An exit line or the end of its process is newer than any answer.
+        server.ending = server.ending.take().filter(|ending| ending.evidence_source != "control");
         let in_fault = server.fault.is_some();
         match (told.status, in_fault) {
             (Some(ServerStatus::Fault), false) => {

@@ -22,6 +22,9 @@ const EXIT_LINE_SETTLES: Duration = Duration::from_millis(250);
 /// order, and on a busy machine not at once. A server never ends unannounced by itself.
 const SAME_END: Duration = Duration::from_secs(1);
 
+/// How many ended servers are remembered per daemon.
+const MAX_ENDED_SERVERS: usize = 64;
+
 impl Core {
     /// A server's process or its exit line says that it ended.
     pub fn server_ended(
@@ -124,6 +127,10 @@ impl Core {
             self.leave(daemon, server_pid, key, at, Left::Told);
         }
         daemon.servers.remove(&server_pid);
+        daemon.ended_servers.push_back((server_pid, self.now.mono));
+        if daemon.ended_servers.len() > MAX_ENDED_SERVERS {
+            daemon.ended_servers.pop_front();
+        }
         self.effects.push(Effect::Unwatch(daemon.site.name.clone(), server_pid));
         let name = &daemon.site.name;
         for case in self.cases.open_cases_mut() {

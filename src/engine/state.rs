@@ -30,6 +30,8 @@ pub(super) struct Daemon {
     /// Counters by server label. They outlive the servers.
     pub places: BTreeMap<Arc<str>, Place>,
     pub pending: Vec<Pending>,
+    /// Servers that ended lately: an answer that was on its way may still list them.
+    pub ended_servers: VecDeque<(u32, Mono)>,
     /// Every device on which this daemon ever had a client or a server.
     pub domains: BTreeMap<DeviceId, Domain>,
     /// Clients that left lately: evidence may still come.
@@ -235,6 +237,7 @@ impl Daemon {
             servers: BTreeMap::new(),
             places: BTreeMap::new(),
             pending: Vec::new(),
+            ended_servers: VecDeque::new(),
             domains: BTreeMap::new(),
             departed: VecDeque::new(),
             version: None,

@@ -122,7 +122,11 @@ impl Program {
                 return;
             }
             if began.elapsed() > PATIENCE {
-                panic!("{series} is {seen:?}, wanted {wanted}; the page:\n{}", self.scrape("text/plain"));
+                let log = std::fs::read_to_string(self.config.with_extension("log")).unwrap_or_default();
+                panic!(
+                    "{series} is {seen:?}, wanted {wanted}; the page:\n{}\nthe log:\n{log}",
+                    self.scrape("text/plain")
+                );
             }
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -385,3 +385,17 @@ fn one_xid_by_two_sources_is_one_xid_of_the_incident() {
     assert_eq!((incident.xids[0].pid, incident.xids[0].source), (Some(13), XidSource::Nvml));
     assert_eq!(bench.snapshot().xids.len(), 2);
 }
+
+#[test]
+fn an_answer_that_was_on_its_way_does_not_bring_a_dead_server_back() {
+    let mut bench = six();
+    bench.control(LogMessage::ServerExited { pid: SERVER, status: 0 });
+    bench.look(&[(10, 0), (11, 0)]);
+    bench.pass(60);
+    assert_eq!(bench.incident().cause, Cause::ServerExit);
+    bench.look(&[(10, 0), (11, 0)]);
+    bench.pass(60);
+    let servers = bench.snapshot().servers;
+    assert_eq!((servers[0].is_up, servers[0].exits_failed.total), (Some(false), 1));
+    assert_eq!(bench.incident().victims.len(), 6);
+}
