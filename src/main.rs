@@ -21,15 +21,17 @@ fn main() -> ExitCode {
         Some(Command::Serve(serve)) => serve.run(),
         Some(Command::Demo(demo)) => demo.run(),
         Some(Command::Status(status)) => status.run(),
+        Some(Command::Check(check)) => return exit(check.run()),
         Some(Command::Replay(replay)) => replay.run(),
         Some(Command::Explain(explain)) => explain.run(),
         Some(Command::Healthcheck(healthcheck)) => healthcheck.run(),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("mps-exporter: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit(outcome.map(|()| ExitCode::SUCCESS))
+}
+
+fn exit(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("mps-exporter: {error:#}");
+        ExitCode::FAILURE
+    })
 }

@@ -1,4 +1,4 @@
-//! `mps-exporter explain`: what an Xid means for MPS clients, and what to do.
+//! `mps-exporter explain`: what an Xid means for MPS clients, or an alert, and what to do.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -8,19 +8,20 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use serde::Serialize;
 
+use super::runbook;
 use super::text::{width, wrap_into};
 use crate::xid::{Action, Catalogue, Cause, Entry, Scope, is_never_primary, is_pid_of_bystander};
 
 /// Width of the column of headings.
 const HEADING: usize = 14;
 
-/// Explains NVIDIA Xid codes: what each means for MPS clients, who dies, what to do.
+/// Explains NVIDIA Xid codes (what each means for MPS clients, who dies, what to do) and alerts (their runbook).
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// Xid codes, such as `31` or `Xid 79`.
-    #[arg(required = true, value_name = "XID")]
+    /// Xid codes, such as `31` or `Xid 79`, or names of alerts, such as `MpsMassClientLoss`.
+    #[arg(required = true, value_name = "XID|ALERT")]
     topics: Vec<String>,
-    /// Prints JSON: a list with one object for each code.
+    /// Prints JSON: a list with one object for each code or alert.
     #[arg(long)]
     json: bool,
     /// A CSV file of your own over the built-in catalogue, as `incidents.xid_catalog` in the configuration.
@@ -33,10 +34,42 @@ impl Explain {
     pub fn run(&self) -> anyhow::Result<()> {
         let site = self.xid_catalog.as_deref().map(Catalogue::with_overrides).transpose()?;
         let catalogue = site.as_ref().unwrap_or(Catalogue::builtin());
-        let codes = codes(&self.topics)?;
-        let text = if self.json { json(&codes, catalogue)? } else { plain(&codes, catalogue, width()) };
+        let (pages, codes) = topics(&self.topics)?;
+        let text = if self.json {
+            json(&pages, &codes, catalogue)?
+        } else {
+            let mut parts: Vec<String> =
+                pages.iter().map(|(_, page)| runbook::plain(page, width())).collect();
+            if !codes.is_empty() {
+                parts.push(plain(&codes, catalogue, width()));
+            }
+            parts.join("\n")
+        };
         std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")
     }
+}
+
+/// The name of an alert, and its runbook in Markdown.
+type Page = (&'static str, &'static str);
+
+/// What a person asked for: runbooks and codes, each in their order.
+fn topics(topics: &[String]) -> anyhow::Result<(Vec<Page>, Vec<u32>)> {
+    let (alerts, others): (Vec<&String>, Vec<&String>) = topics
+        .iter()
+        .partition(|topic| topic.trim_start().get(..3).is_some_and(|it| it.eq_ignore_ascii_case("mps")));
+    let mut pages = Vec::new();
+    for alert in alerts {
+        let Some(page) = runbook::page(alert.trim()) else {
+            bail!(
+                "{alert:?} is no alert of this exporter; there are {}",
+                runbook::names().collect::<Vec<_>>().join(", ")
+            );
+        };
+        pages.push(page);
+    }
+    let others: Vec<String> = others.into_iter().cloned().collect();
+    let codes = if others.is_empty() && !pages.is_empty() { Vec::new() } else { codes(&others)? };
+    Ok((pages, codes))
 }
 
 /// The codes that a person asked for, in their order: `31`, `xid31`, `Xid 31`, `13,31`.
@@ -74,8 +107,17 @@ struct Explanation<'c> {
     is_pid_of_bystander: bool,
 }
 
-fn json(codes: &[u32], catalogue: &Catalogue) -> anyhow::Result<String> {
-    let all: Vec<Explanation<'_>> = codes
+/// An alert in JSON.
+#[derive(Serialize)]
+struct Alert {
+    alert: &'static str,
+    /// Markdown.
+    runbook: &'static str,
+}
+
+fn json(pages: &[Page], codes: &[u32], catalogue: &Catalogue) -> anyhow::Result<String> {
+    let alerts = pages.iter().map(|&(alert, runbook)| serde_json::to_value(Alert { alert, runbook }));
+    let codes = codes
         .iter()
         .map(|&xid| {
             let entry = catalogue.get(xid);
@@ -89,7 +131,8 @@ fn json(codes: &[u32], catalogue: &Catalogue) -> anyhow::Result<String> {
                 is_pid_of_bystander: is_pid_of_bystander(xid),
             }
         })
-        .collect();
+        .map(serde_json::to_value);
+    let all: Vec<serde_json::Value> = alerts.chain(codes).collect::<Result<_, _>>()?;
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
 
@@ -275,14 +318,27 @@ Xid 31  ROBUST_CHANNEL_FIFO_ERROR_MMU_ERR_FLT
     }
 
     #[test]
+    fn alerts_are_told_from_codes() {
+        let (pages, codes) = topics(&words(&["MpsMassClientLoss", "31"])).unwrap();
+        assert_eq!((pages.len(), codes), (1, vec![31]));
+        assert!(topics(&words(&["MpsGpuLost"])).unwrap().1.is_empty());
+        let unknown = topics(&words(&["MpsNothing"])).unwrap_err().to_string();
+        assert!(unknown.contains("is no alert of this exporter; there are Mps"), "{unknown}");
+    }
+
+    #[test]
     fn json_has_the_same_facts() {
-        let all: serde_json::Value =
-            serde_json::from_str(&json(&[79, 999], Catalogue::builtin()).unwrap()).unwrap();
-        assert_eq!(all[0]["xid"], 79);
-        assert_eq!(all[0]["entry"]["scope"], "gpu");
-        assert_eq!(all[0]["entry"]["actions"][0], "reboot-node");
-        assert_eq!(all[0]["is_pid_of_bystander"], true);
-        assert_eq!(all[1]["is_known"], false);
-        assert!(all[1].get("entry").is_none());
+        let all: serde_json::Value = serde_json::from_str(
+            &json(&[runbook::page("mpsgpulost").unwrap()], &[79, 999], Catalogue::builtin()).unwrap(),
+        )
+        .unwrap();
+        assert_eq!(all[0]["alert"], "MpsGpuLost");
+        assert!(all[0]["runbook"].as_str().unwrap().starts_with("# MpsGpuLost"));
+        assert_eq!(all[1]["xid"], 79);
+        assert_eq!(all[1]["entry"]["scope"], "gpu");
+        assert_eq!(all[1]["entry"]["actions"][0], "reboot-node");
+        assert_eq!(all[1]["is_pid_of_bystander"], true);
+        assert_eq!(all[2]["is_known"], false);
+        assert!(all[2].get("entry").is_none());
     }
 }

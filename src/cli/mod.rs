@@ -1,10 +1,12 @@
 //! The commands: one file each.
 
+pub mod check;
 pub mod demo;
 pub mod explain;
 pub mod healthcheck;
 pub mod replay;
 mod report;
+mod runbook;
 pub mod serve;
 pub mod status;
 pub mod text;
@@ -36,7 +38,8 @@ pub struct Cli {
 impl Cli {
     /// Whether to log. `status` and `check` say themselves what the log would; at level debug it shows how they know.
     pub fn wants_log(&self) -> bool {
-        !matches!(self.command, Some(Command::Status(_))) || self.log.level == LogLevel::Debug
+        !matches!(self.command, Some(Command::Status(_) | Command::Check(_)))
+            || self.log.level == LogLevel::Debug
     }
 }
 
@@ -49,9 +52,11 @@ pub enum Command {
     Demo(demo::Demo),
     /// Shows who dies with whom, now: the tree of daemons, servers, devices, workloads and clients.
     Status(status::Status),
+    /// Says what the exporter would see here, what is missing, and what fixes it.
+    Check(check::Check),
     /// Reports the incidents in recorded logs: control.log, server.log, kernel logs; plain, rotated or .gz.
     Replay(replay::Replay),
-    /// Explains Xid codes: what each means for MPS clients, who dies, what to do.
+    /// Explains Xid codes (what each means for MPS clients, who dies, what to do) and alerts (the runbook).
     Explain(explain::Explain),
     /// Asks a running exporter whether it lives: exit status 0 when it does. For images without a shell.
     #[command(hide = true)]

@@ -32,7 +32,7 @@ pub use listen::{ListenAddress, ListenError};
 pub use readiness::{Latch, Readiness};
 pub use server::{BindError, Server};
 pub use tls::TlsError;
-pub use web_config::WebConfigError;
+pub use web_config::{WebConfigError, check as check_web_config};
 
 /// Where and how to serve; the flags are those of Prometheus's exporter-toolkit.
 #[derive(Debug, Clone, PartialEq, Eq, clap::Args)]

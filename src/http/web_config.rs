@@ -168,6 +168,14 @@ impl WebConfig {
     }
 }
 
+/// Whether the file can be used, with the certificates that it names.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check(path: &Path) -> Result<(), WebConfigError> {
+    WebConfig::read(path).map(|_usable| ())
+}
+
 /// The configuration in force. A changed file that is wrong leaves the old one in force and is counted.
 pub(super) struct WatchedConfig {
     path: Option<PathBuf>,

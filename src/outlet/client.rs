@@ -160,6 +160,13 @@ impl Client {
             .unwrap_or(Err(PostError::Timeout(self.timeout)))
     }
 
+    /// Whether it accepts a connection within `limit`. Nothing is sent.
+    pub async fn reach(&self, limit: Duration) -> Result<(), PostError> {
+        let connected = tokio::time::timeout(limit, self.connect()).await;
+        let stream = connected.map_err(|_elapsed| PostError::Timeout(limit))?;
+        stream.map(|_open| ()).map_err(PostError::Connect)
+    }
+
     async fn exchange(&self, body: Bytes) -> Result<(), PostError> {
         let request = self.request(body)?;
         let stream = self.connect().await.map_err(PostError::Connect)?;

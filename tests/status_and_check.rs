@@ -1,0 +1,206 @@
+//! `status` and `check`, as a person runs them.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use mps_exporter::demo::{Options, Simulation};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_mps-exporter");
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn run(command: &mut Command) -> (Output, String) {
+    let output = command.env_remove("KUBERNETES_SERVICE_HOST").stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    (output, text)
+}
+
+/// A simulated node, and a configuration file with which the program reads it.
+fn node() -> (Simulation, tempfile::TempDir, PathBuf) {
+    let options = Options {
+        first: Duration::from_secs(3600),
+        period: Duration::from_secs(3600),
+        program: Some(PROGRAM.into()),
+        ..Options::default()
+    };
+    let node = Simulation::start(&options).unwrap();
+    let config = node.config();
+    let daemon = &config.daemons[0];
+    let yaml = format!(
+        "daemons: [{{name: default, pipe_directory: {}, log_directory: {}, log: files}}]\n\
+         discovery: {{enabled: false}}\nnvml: {{enabled: {}, library: {}}}\nkernel_log: {{path: {}}}\n\
+         state: {{directory: \"\"}}\n",
+        daemon.pipe_directory.display(),
+        daemon.log_directory.display(),
+        config.nvml.enabled,
+        config.nvml.library.display(),
+        config.kernel_log.path.display(),
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yml");
+    std::fs::write(&file, yaml).unwrap();
+    (node, folder, file)
+}
+
+#[test]
+fn one_look_shows_the_tree_and_checks_the_sources() {
+    let (_node, _folder, file) = node();
+    let (output, text) = run(Command::new(PROGRAM).args(["status", "--config.file"]).arg(&file));
+    assert!(output.status.success(), "{output:?}");
+    for part in [
+        "6 clients on 2 fault domains",
+        "daemon default  serving",
+        "└─ server uid_",
+        "default/0 + default/1  coupled",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains('\x1b'), "colours are for terminals: {text}");
+
+    let (output, json) = run(Command::new(PROGRAM).args(["status", "--json", "--config.file"]).arg(&file));
+    assert!(output.status.success(), "{output:?}");
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["clients"].as_array().unwrap().len(), 6);
+
+    let (output, text) = run(Command::new(PROGRAM).args(["check", "--config.file"]).arg(&file));
+    let (_, json) = run(Command::new(PROGRAM).args(["check", "--json", "--config.file"]).arg(&file));
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let state_of = |what: &str| {
+        let findings = report["findings"].as_array().unwrap();
+        findings.iter().find(|it| it["what"] == what).unwrap_or_else(|| panic!("{what}: {text}"))["state"]
+            .clone()
+    };
+    for source in
+        ["daemons", "control", "control_lock", "kernel_log", "nvml", "proc", "control_log", "server_log"]
+    {
+        assert_eq!(state_of(source), "ok", "{source}: {text}");
+    }
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert_eq!(report["exit_status"], 0);
+}
+
+/// A program that runs until this is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _already_gone = rustix::process::kill_process(
+            rustix::process::Pid::from_child(&self.0),
+            rustix::process::Signal::TERM,
+        );
+        let _status = self.0.wait();
+    }
+}
+
+#[test]
+fn a_running_exporter_is_asked_over_a_socket_and_watched() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", folder.path().join("e.sock").display());
+    let demo = Command::new(PROGRAM)
+        .args(["demo", "--first-incident", "3600", "--log.level", "error", "--web.listen-address", &socket])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let _demo = Running(demo);
+    let begun = Instant::now();
+    let text = loop {
+        let (output, text) = run(Command::new(PROGRAM).args(["status", "--url", &socket]));
+        if output.status.success() && text.contains("6 clients on 2 fault domains") {
+            break text;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{output:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    assert!(text.contains("├─ Slurm job 8801  2 clients"), "{text}");
+    assert!(!text.contains("one look"), "{text}");
+
+    let mut watch = Command::new(PROGRAM)
+        .args(["status", "--watch", "--url", &socket])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(watch.stdout.take().unwrap());
+    let mut pictures = 0;
+    let mut line = String::new();
+    while pictures < 2 {
+        line.clear();
+        assert_ne!(output.read_line(&mut line).unwrap(), 0, "it ended by itself");
+        pictures += usize::from(line.contains("6 clients on 2 fault domains"));
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&watch), rustix::process::Signal::INT)
+        .unwrap();
+    assert!(watch.wait().unwrap().success());
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert!(!rest.contains('\x1b'), "no terminal, no escape sequences: {rest}");
+}
+
+#[test]
+fn an_exporter_that_was_named_and_is_not_there_is_an_error() {
+    let (output, _) = run(Command::new(PROGRAM).args(["status", "--url", "http://127.0.0.1:1"]));
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.starts_with("mps-exporter: no exporter answers at http://127.0.0.1:1: "), "{error}");
+}
+
+/// The program as nobody, where a test may become that.
+fn as_nobody(folder: &tempfile::TempDir) -> Option<Command> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can become another user");
+        return None;
+    }
+    // Where it was built may be closed to others.
+    let program = folder.path().join("mps-exporter");
+    std::fs::copy(PROGRAM, &program).unwrap();
+
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(program);
+    command.uid(65_534).gid(65_534).current_dir("/");
+    Some(command)
+}
+
+#[test]
+fn nobody_in_a_bare_place_is_told_what_to_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yml");
+    let yaml = "discovery: {pipe_directories: []}\nstate: {directory: /root/state}\nnvml: {library: /nonexistent/nvml.so}\n";
+    std::fs::write(&file, yaml).unwrap();
+    let Some(mut command) = as_nobody(&folder) else { return };
+    let (output, text) = run(command.env("container", "test").args(["check", "--config.file"]).arg(&file));
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("surroundings runs as uid 65534, in a container"), "{text}");
+    assert!(words.contains("BLIND state directory /root/state cannot be written: /root"), "{text}");
+    assert!(words.contains("BLIND nvml "), "{text}");
+    if !words.contains("ok daemons") {
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(words.contains("BROKEN daemons no MPS control daemon is visible"), "{text}");
+        assert!(words.contains("hostPID: true (Kubernetes), --pid=host (Docker)"), "{text}");
+        assert!(words.contains("run as root: the environment of other users' daemons"), "{text}");
+    }
+    if words.contains("BLIND kernel_log") {
+        assert!(
+            words.contains("securityContext: {runAsUser: 0") && words.contains("--cap-add SYSLOG"),
+            "{text}"
+        );
+    }
+    let mut command = as_nobody(&folder).unwrap();
+    let (output, text) = run(command.args(["status", "--config.file"]).arg(&file));
+    assert!(output.status.success(), "a picture with blind sources is one: {output:?}");
+    assert!(text.contains("blind; `mps-exporter check` says what to change:"), "{text}");
+    assert!(text.contains("This is one look"), "{text}");
+}
+
+#[test]
+fn a_wrong_configuration_cannot_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yml");
+    std::fs::write(&file, "nvml: {interval: never}\n").unwrap();
+    let (output, text) = run(Command::new(PROGRAM).args(["check", "--config.file"]).arg(&file));
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("config.yml:1:18: nvml.interval: "), "{text}");
+}
