@@ -28,10 +28,18 @@ counter lines
 counter connected
 counter disconnected
 counter fatal
-/$/ { lines++ }
-/Client \{PID: \d+, Context ID: \d+\} connected/ { connected++ }
-/Client process disconnected/ { disconnected++ }
-/Server encountered a fatal exception/ { fatal++ }
+/$/ {
+  lines++
+}
+/Client .PID: \d+, Context ID: \d+. connected/ {
+  connected++
+}
+/Client process disconnected/ {
+  disconnected++
+}
+/Server encountered a fatal exception/ {
+  fatal++
+}
 ";
 
 fn main() {
@@ -70,7 +78,7 @@ fn main() {
         report("mtail", bytes, mtail);
         println!("mps-exporter / mtail: {:.0} (wanted: 50)", mtail.as_secs_f64() / ours.as_secs_f64());
     } else {
-        println!("mtail: not installed, skipped");
+        println!("mtail: not installed or failed, skipped");
     }
 }
 

@@ -47,21 +47,21 @@ pub fn line(rest: &[u8]) -> Option<Common<'_>> {
     let first = u64::from_le_bytes(*text.first_chunk()?);
     let after = &text[8..];
     let (says, end) = match slot(first) {
-        CLIENT if first == word(b"Client {") => named(after, b"} connected\n")?,
-        CREATING if first == word(b"Creating") => {
+        CLIENT if first == word(*b"Client {") => named(after, b"} connected\n")?,
+        CREATING if first == word(*b"Creating") => {
             let (_, end) = named(after.strip_prefix(b" worker thread for client {")?, b"}\n")?;
             (Says::Noise, end)
         }
-        RECEIVED if first == word(b"Received") => {
+        RECEIVED if first == word(*b"Received") => {
             named(after.strip_prefix(b" new client request for {")?, b"}\n")?
         }
-        RECEIVE if first == word(b"Receive ") => {
+        RECEIVE if first == word(*b"Receive ") => {
             (Says::Noise, after.strip_prefix(b"command failed, assuming client exit\n")?)
         }
-        PROCESS if first == word(b"Client p") => {
+        PROCESS if first == word(*b"Client p") => {
             (Says::LeftUnnamed, after.strip_prefix(b"rocess disconnected\n")?)
         }
-        ACCEPTING if first == word(b"Acceptin") => {
+        ACCEPTING if first == word(*b"Acceptin") => {
             (Says::Accepting, after.strip_prefix(b"g connection...\n")?)
         }
         _ => return None,
@@ -79,8 +79,8 @@ fn named<'a>(text: &'a [u8], close: &'static [u8]) -> Option<(Says, &'a [u8])> {
     Some((says, rest.strip_prefix(close)?))
 }
 
-const fn word(text: &[u8; 8]) -> u64 {
-    u64::from_le_bytes(*text)
+const fn word(text: [u8; 8]) -> u64 {
+    u64::from_le_bytes(text)
 }
 
 /// A number below 8 that differs between the words above.
@@ -88,12 +88,12 @@ const fn slot(word: u64) -> u64 {
     word.wrapping_mul(MULTIPLIER) >> 61
 }
 
-const CLIENT: u64 = slot(word(b"Client {"));
-const PROCESS: u64 = slot(word(b"Client p"));
-const CREATING: u64 = slot(word(b"Creating"));
-const RECEIVED: u64 = slot(word(b"Received"));
-const RECEIVE: u64 = slot(word(b"Receive "));
-const ACCEPTING: u64 = slot(word(b"Acceptin"));
+const CLIENT: u64 = slot(word(*b"Client {"));
+const PROCESS: u64 = slot(word(*b"Client p"));
+const CREATING: u64 = slot(word(*b"Creating"));
+const RECEIVED: u64 = slot(word(*b"Received"));
+const RECEIVE: u64 = slot(word(*b"Receive "));
+const ACCEPTING: u64 = slot(word(*b"Acceptin"));
 
 /// Found by trial, so that the slots are the numbers from 0 to 5.
 const MULTIPLIER: u64 = 0x4c78_c7ab_4fd2_4207;

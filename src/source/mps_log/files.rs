@@ -74,7 +74,7 @@ impl Files {
         source: &MpsLogSource,
         site: DaemonSite,
         store: CursorFile,
-        cursor: Option<DaemonCursor>,
+        cursor: Option<&DaemonCursor>,
     ) -> Files {
         let saver = Saver::new(store, site.name.clone(), source.telemetry.clone());
         let mut files = Files {
@@ -92,10 +92,10 @@ impl Files {
             folders_changed_at: None,
             site,
         };
-        let saved_at = cursor.as_ref().map(DaemonCursor::saved_at);
+        let saved_at = cursor.map(DaemonCursor::saved_at);
         let zone = files.zone();
         for (name, path, file) in files.places() {
-            files.follow(name, path, file, cursor.as_ref(), saved_at, &zone);
+            files.follow(name, path, file, cursor, saved_at, &zone);
         }
         let history: u64 = files.streams.iter().map(|stream| stream.tail.history_bytes()).sum();
         if history > 0 {

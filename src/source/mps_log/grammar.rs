@@ -206,7 +206,7 @@ fn c(text: &[u8]) -> Message<'_> {
     noise_if(
         text,
         &[
-            "Connecting to control daemon on socket: ",
+            "Connecting to control daemon on socket:",
             "Created anonymous shared memory region",
             "Control will try shutting down server ",
         ],
@@ -219,9 +219,8 @@ fn client(rest: &[u8]) -> Option<Message<'_>> {
     if rest.first() == Some(&b'{') {
         let (pid, context, after) = pid_and_context(rest)?;
         return Some(match after {
-            b" connected" if pid == PLACEHOLDER_PID => Message::Noise,
+            b" connected" | b" exit" | b" disconnected" if pid == PLACEHOLDER_PID => Message::Noise,
             b" connected" => Message::Tells(LogMessage::ClientConnected { pid }),
-            b" exit" | b" disconnected" if pid == PLACEHOLDER_PID => Message::Noise,
             b" exit" | b" disconnected" => {
                 Message::Tells(LogMessage::ClientLeft { pid, context: Some(context) })
             }
@@ -268,8 +267,8 @@ fn d(text: &[u8]) -> Message<'_> {
     if let Some(rest) = says(text, "Device ") {
         return device(rest);
     }
-    if let Some(reason) = says(text, "Driver initialization failed with: ") {
-        return Message::StartFailed(reason);
+    if let Some(reason) = says(text, "Driver initialization failed with:") {
+        return Message::StartFailed(reason.trim_ascii_start());
     }
     noise_if(text, &["Display Driver version: "])
 }
@@ -349,10 +348,10 @@ fn f(text: &[u8]) -> Message<'_> {
     if says(text, "Failed to send credentials to server").is_some() {
         return rejected(Rejection::Credentials);
     }
-    if let Some(reason) = says(text, "Failed to start : ") {
-        return Message::StartFailed(reason);
+    if let Some(reason) = says(text, "Failed to start :") {
+        return Message::StartFailed(reason.trim_ascii_start());
     }
-    if says(text, "Failed to connect to control daemon on socket: ").is_some() {
+    if says(text, "Failed to connect to control daemon on socket:").is_some() {
         return Message::StartFailed(text);
     }
     noise_if(text, &["Failed to create control pid file"])
@@ -435,7 +434,7 @@ fn r(text: &[u8]) -> Message<'_> {
             None => Message::Tells(LogMessage::ClientArriving),
         };
     }
-    noise_if(text, &["Removed Shm file at "])
+    noise_if(text, &["Removed Shm file at"])
 }
 
 fn s(tag: Tag, text: &[u8]) -> Message<'_> {
@@ -523,7 +522,7 @@ fn u(tag: Tag, text: &[u8]) -> Message<'_> {
             "Unable to accept connection",
             "Unable to accept priviliged connection from other user",
             "Unable to read new connection type information",
-            "Using log directory: ",
+            "Using log directory:",
         ],
     )
 }

@@ -50,13 +50,11 @@ impl Health {
             return;
         }
         if has_changed {
-            match &state {
-                Err(reason) => {
-                    tracing::warn!(daemon = %self.daemon, %reason, "This daemon's log cannot be read.")
-                }
-                Ok(()) => {
-                    tracing::info!(daemon = %self.daemon, source = ?source, "This daemon's log is being read.")
-                }
+            let daemon = &self.daemon;
+            if let Err(reason) = &state {
+                tracing::warn!(%daemon, ?source, %reason, "This daemon's log cannot be read.");
+            } else {
+                tracing::info!(%daemon, ?source, "This daemon's log is being read.");
             }
         }
         self.told.insert(source, (state.clone(), Instant::now()));

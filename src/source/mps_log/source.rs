@@ -81,7 +81,7 @@ impl MpsLogSource {
             let site = self.sites.borrow_and_update().clone();
             let ended = match &site.log {
                 LogPlace::Files | LogPlace::Merged(_) => {
-                    let mut files = Files::open(&self, site, store.clone(), cursor.take());
+                    let mut files = Files::open(&self, site, store.clone(), cursor.as_ref());
                     let ended = files.run(&mut self.sites, &mut shutdown).await;
                     cursor = Some(files.cursor().unwrap_or_else(|| DaemonCursor::new(&daemon)));
                     ended

@@ -53,7 +53,7 @@ impl StampClock {
         let ambiguous = self.zone.to_ambiguous_timestamp(stamp.civil()?);
         match (ambiguous.offset(), self.last) {
             (AmbiguousOffset::Fold { .. }, Some(last)) => {
-                let earlier = ambiguous.clone().earlier().ok()?;
+                let earlier = ambiguous.earlier().ok()?;
                 if earlier >= last { Some(earlier) } else { ambiguous.later().ok() }
             }
             _ => ambiguous.compatible().ok(),

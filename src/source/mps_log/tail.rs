@@ -243,17 +243,16 @@ impl Tail {
                 self.unplaced.iter().position(|place| place.id == *id && siblings::holds(place, &found));
             let place = place.map(|index| self.unplaced.remove(index));
             let (file, metadata) = found;
-            let held = match &place {
-                Some(place) => self.resumed(file, &metadata, place, now),
-                None => {
-                    let mut held = Held::new(file, self.stream, &metadata, 0, Context::default(), now);
-                    if self.is_past_known && held.beginning() > self.newest() {
-                        held.caught_up = metadata.len();
-                    } else {
-                        held.make_history(metadata.len(), None);
-                    }
-                    held
+            let held = if let Some(place) = &place {
+                self.resumed(file, &metadata, place, now)
+            } else {
+                let mut held = Held::new(file, self.stream, &metadata, 0, Context::default(), now);
+                if self.is_past_known && held.beginning() > self.newest() {
+                    held.caught_up = metadata.len();
+                } else {
+                    held.make_history(metadata.len(), None);
                 }
+                held
             };
             // It is older than what has the name now.
             self.held.insert(0, held);

@@ -142,6 +142,7 @@ fn noise() {
         (Tag::Control, "Control will try shutting down server 12 again in at most 800ms"),
         (Tag::Control, "Server 12 has 3 active worker threads. Server will not shutdown."),
         (Tag::Control, "Removed Shm file at /dev/shm/x"),
+        (Tag::Control, "Removed Shm file at"),
         (Tag::Control, "Exit with status 1"),
         (Tag::Control, "NEW DEBUGGEE 1 from user 2"),
         (Tag::Control, "Unable to read new connection type information"),

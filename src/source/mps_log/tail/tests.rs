@@ -274,7 +274,7 @@ fn a_problem_is_told_until_it_is_over() {
     assert_eq!(tail.problem(), Some(&TailProblem::Missing(path.clone())));
     fs::create_dir(path.parent().unwrap()).unwrap();
     fs::write(&path, line(1)).unwrap();
-    let (read, _) = drain(&mut tail, &mut [0; 32 * 1024], Instant::now());
+    let (read, _) = drain(&mut tail, &mut vec![0; 32 * 1024], Instant::now());
     assert_eq!((read, tail.problem()), (vec![(Freshness::Live, 1)], None));
 }
 
@@ -286,7 +286,7 @@ fn a_file_with_a_past_that_appears_is_history() {
     let mut file = File::create(&path).unwrap();
     file.write_all(line(1).as_bytes()).unwrap();
     file.set_modified(SystemTime::now() - Duration::from_secs(3600)).unwrap();
-    let (read, counts) = drain(&mut tail, &mut [0; 32 * 1024], Instant::now());
+    let (read, counts) = drain(&mut tail, &mut vec![0; 32 * 1024], Instant::now());
     assert_eq!((read, counts), (vec![(Freshness::History, 1)], Counts::default()));
 }
 
