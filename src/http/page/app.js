@@ -10,7 +10,10 @@ function span(seconds) {
   return s < 60 ? `${s} s` : m < 60 ? `${m} min` : h < 24 ? `${h} h ${m % 60} min` : `${d} d ${h % 24} h`;
 }
 
-// Makes `old` like `fresh`. Elements with an id are found again wherever they were.
+// What is taken for the same node: by its id, else by what it is.
+const key = node => node.nodeName + " " + (node.id || node.classList?.[0] || "");
+
+// Makes `old` like `fresh`.
 function morph(old, fresh) {
   for (const { name } of [...old.attributes])
     if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
@@ -18,16 +21,13 @@ function morph(old, fresh) {
     if (old.getAttribute(name) !== value && name !== "open") old.setAttribute(name, value);
   let at = old.firstChild;
   for (const child of [...fresh.childNodes]) {
-    const known = child.id && old.querySelector(`:scope > #${CSS.escape(child.id)}`);
-    if (known && known !== at) old.insertBefore(known, at);
-    if (known) at = known;
-    if (at && at.nodeType === child.nodeType && at.nodeName === child.nodeName && (at.id || "") === (child.id || "")) {
-      if (child.nodeType === Node.ELEMENT_NODE) morph(at, child);
-      else if (at.data !== child.data) at.data = child.data;
-      at = at.nextSibling;
-    } else {
-      old.insertBefore(child, at);
-    }
+    let known = at;
+    while (known && key(known) !== key(child)) known = known.nextSibling;
+    if (!known) { old.insertBefore(child, at); continue; }
+    if (known !== at) old.insertBefore(known, at);
+    if (child.nodeType === Node.ELEMENT_NODE) morph(known, child);
+    else if (known.data !== child.data) known.data = child.data;
+    at = known.nextSibling;
   }
   while (at) { const next = at.nextSibling; at.remove(); at = next; }
 }

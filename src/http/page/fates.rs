@@ -56,7 +56,15 @@ pub(super) fn sets(snapshot: &Snapshot) -> Vec<Set<'_>> {
     let mut order: Vec<&str> = Vec::new();
     for domain in &snapshot.domains {
         let own = &*domain.labels.fault_domain;
-        let key = domain.coupled_with.iter().map(|label| &**label).min().unwrap_or(own);
+        // The clients that coupled them are dead, but they fell together and come back together.
+        let fallen = snapshot
+            .incidents
+            .iter()
+            .filter(|incident| is_unrecovered(incident))
+            .find(|incident| is_hit(incident, domain))
+            .map_or(&[][..], |incident| &incident.fault_domains);
+        let together = fallen.iter().chain(&domain.coupled_with);
+        let key = together.map(|label| &**label).min().unwrap_or(own);
         let set = sets.entry(key).or_default();
         if set.is_empty() {
             order.push(key);
@@ -96,6 +104,10 @@ pub(super) fn without_device(snapshot: &Snapshot) -> Vec<Group<'_>> {
     workloads(&clients, None)
 }
 
+fn is_unrecovered(incident: &Incident) -> bool {
+    incident.state != IncidentState::Closed && incident.recovery.recovered_at.is_none()
+}
+
 fn is_hit(incident: &Incident, domain: &DomainView) -> bool {
     incident.fault_domains.contains(&domain.labels.fault_domain)
 }
@@ -111,7 +123,7 @@ fn workloads<'a>(clients: &[&'a ClientView], incident: Option<&'a Incident>) -> 
         add(client.workload.as_ref(), present(client, incident));
     }
     // Once new work is taken, those that are gone would only be counted beside it.
-    let victims = incident.filter(|incident| incident.recovery.recovered_at.is_none());
+    let victims = incident.filter(|incident| is_unrecovered(incident));
     let victims = victims.map_or(&[][..], |incident| &incident.victims);
     for victim in victims.iter().filter(|victim| clients.iter().all(|client| client.pid != victim.pid)) {
         let is_culprit =

@@ -30,7 +30,9 @@ pub(super) fn draw(html: &mut Html, snapshot: &Snapshot, now: Timestamp) {
     if !alone.is_empty() {
         html.raw(group(&alone.iter().collect::<Vec<_>>()))
             .raw("<header><h3>GPUs without MPS</h3></header><div class=sets>");
-        alone.iter().for_each(|set| pen.set(html, set));
+        for set in &alone {
+            pen.set(html, set);
+        }
         html.raw("</div></div>");
     }
     let nowhere = fates::without_device(snapshot);
@@ -80,7 +82,9 @@ impl Pen<'_> {
             html.raw(" ").text(Many(waiting, "client")).raw(" cannot get on</span>");
         }
         html.raw("</header><div class=sets>");
-        sets.iter().for_each(|set| self.set(html, set));
+        for set in sets {
+            self.set(html, set);
+        }
         if sets.is_empty() {
             html.raw("<p class=empty>No device of this daemon is known.</p>");
         }
@@ -90,10 +94,13 @@ impl Pen<'_> {
     fn set(&self, html: &mut Html, set: &Set) {
         let is_wide = set.domains.len() > 1;
         html.raw("<article class=\"set").raw(if is_wide { " wide" } else { "" });
-        html.raw(if set.incident.is_some() { " hit\"" } else { "\"" }).raw(" id=s").text(self.id(set, ""));
+        html.raw(if set.incident.is_some() { " hit\"" } else { "\"" })
+            .raw(" id=s")
+            .text(fates::id(&[&set.domains[0].labels.fault_domain]));
         html.raw("><h4 class=sr>").text(names(set)).raw("</h4>");
         if is_wide {
-            html.raw("<p class=coupled>Coupled: one client\u{2019}s fault takes ");
+            html.raw("<p class=coupled>Coupled: one client\u{2019}s fault ");
+            html.raw(if set.incident.is_some() { "took " } else { "takes " });
             match set.domains.len() {
                 2 => html.raw("both"),
                 many => html.raw("all ").text(many),
@@ -106,13 +113,9 @@ impl Pen<'_> {
         if let Some(incident) = set.incident {
             self.callout(html, incident);
         }
-        self.radius(html, set.domains[0]);
+        takes(html, set.domains[0]);
         self.workloads(html, &set.domains[0].labels.fault_domain, &set.workloads);
         html.raw("</article>");
-    }
-
-    fn id(&self, set: &Set, part: &str) -> String {
-        fates::id(&[&set.domains[0].labels.fault_domain, part])
     }
 
     fn gpu(&self, html: &mut Html, domain: &DomainView) {
@@ -140,7 +143,7 @@ impl Pen<'_> {
                 html.raw("</meter> ").text(contexts).raw("/").text(limit).raw(" contexts");
             }
         }
-        if let Some(radius) = radius(domain, Scope::Gpu)
+        if let Some(radius) = radius_of(domain, Scope::Gpu)
             && let Some(clients) = radius.clients
         {
             html.raw(if domain.daemon.is_some() { " \u{b7} " } else { "" });
@@ -194,46 +197,6 @@ impl Pen<'_> {
             blockers(html, incident);
         }
         html.raw("</dl></div>");
-    }
-
-    fn radius(&self, html: &mut Html, domain: &DomainView) {
-        match (domain.daemon.as_ref(), domain.sharing) {
-            (Some(_), _) => {}
-            (None, Some(Sharing::TimeSlicing)) => {
-                html.raw("<p class=radius>Time slicing: each process dies alone.</p>");
-                return;
-            }
-            (None, _) => {
-                html.raw("<p class=radius>Not shared: a process dies alone.</p>");
-                return;
-            }
-        }
-        let Some(application) = radius(domain, Scope::Application) else { return };
-        match application.clients {
-            None => {
-                html.raw("<p class=radius>Who is on it is not known.</p>");
-                return;
-            }
-            Some(0) => return,
-            Some(clients) => {
-                html.raw("<p class=radius>A client\u{2019}s fault kills <b>").text(Many(clients, "client"));
-            }
-        }
-        html.raw("</b>");
-        if let Some(workloads) = application.workloads {
-            html.raw(" of <b>").text(Many(workloads, "workload")).raw("</b>");
-        }
-        if let Some(bytes) = application.memory_bytes {
-            html.raw(", ").text(Memory(bytes));
-        }
-        if let Some(work) = application.work_at_risk {
-            html.raw(", <span title=\"process time since the last checkpoint, or since the start\">");
-            html.text(Span(work)).raw(" of work</span>");
-        }
-        if let Some(clients) = radius(domain, Scope::Server).and_then(|radius| radius.clients) {
-            html.raw(". The server\u{2019}s death: ").text(clients);
-        }
-        html.raw(".</p>");
     }
 
     fn workloads(&self, html: &mut Html, place: &str, groups: &[Group]) {
@@ -313,6 +276,47 @@ impl Pen<'_> {
     }
 }
 
+/// What a fault here takes.
+fn takes(html: &mut Html, domain: &DomainView) {
+    match (domain.daemon.as_ref(), domain.sharing) {
+        (Some(_), _) => {}
+        (None, Some(Sharing::TimeSlicing)) => {
+            html.raw("<p class=radius>Time slicing: each process dies alone.</p>");
+            return;
+        }
+        (None, _) => {
+            html.raw("<p class=radius>Not shared: a process dies alone.</p>");
+            return;
+        }
+    }
+    let Some(application) = radius_of(domain, Scope::Application) else { return };
+    match application.clients {
+        None => {
+            html.raw("<p class=radius>Who is on it is not known.</p>");
+            return;
+        }
+        Some(0) => return,
+        Some(clients) => {
+            html.raw("<p class=radius>A client\u{2019}s fault kills <b>").text(Many(clients, "client"));
+        }
+    }
+    html.raw("</b>");
+    if let Some(workloads) = application.workloads {
+        html.raw(" of <b>").text(Many(workloads, "workload")).raw("</b>");
+    }
+    if let Some(bytes) = application.memory_bytes {
+        html.raw(", ").text(Memory(bytes));
+    }
+    if let Some(work) = application.work_at_risk {
+        html.raw(", <span title=\"process time since the last checkpoint, or since the start\">");
+        html.text(Span(work)).raw(" of work</span>");
+    }
+    if let Some(clients) = radius_of(domain, Scope::Server).and_then(|radius| radius.clients) {
+        html.raw(". The server\u{2019}s death: ").text(clients);
+    }
+    html.raw(".</p>");
+}
+
 /// Who blocks recovery, by name.
 pub(super) fn blockers(html: &mut Html, incident: &Incident) {
     for (index, pid) in incident.recovery.blocked_by.iter().enumerate() {
@@ -349,7 +353,7 @@ fn domain_state(domain: &DomainView, gpu: Option<&GpuView>) -> (Level, &'static 
     }
 }
 
-fn radius(domain: &DomainView, wanted: Scope) -> Option<&Radius> {
+fn radius_of(domain: &DomainView, wanted: Scope) -> Option<&Radius> {
     domain.radius.iter().find(|(scope, _)| *scope == wanted).map(|(_, radius)| radius)
 }
 

@@ -74,11 +74,14 @@ impl Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0.as_secs();
         let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
-        match seconds {
-            ..60 => write!(f, "{seconds} s"),
-            ..3600 => write!(f, "{minutes} min"),
-            ..86_400 => write!(f, "{hours} h {} min", minutes % 60),
-            _ => write!(f, "{days} d {} h", hours % 24),
+        if seconds < 60 {
+            write!(f, "{seconds} s")
+        } else if minutes < 60 {
+            write!(f, "{minutes} min")
+        } else if hours < 24 {
+            write!(f, "{hours} h {} min", minutes % 60)
+        } else {
+            write!(f, "{days} d {} h", hours % 24)
         }
     }
 }
