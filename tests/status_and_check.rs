@@ -179,7 +179,13 @@ fn nobody_in_a_bare_place_is_told_what_to_change() {
     if !words.contains("ok daemons") {
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(words.contains("BROKEN daemons no MPS control daemon is visible"), "{text}");
-        assert!(words.contains("hostPID: true (Kubernetes), --pid=host (Docker)"), "{text}");
+        let has_host_pids = words.contains("in a container with the host's pids");
+        assert_eq!(
+            words.contains("let it see the host's processes: hostPID: true"),
+            !has_host_pids,
+            "{text}"
+        );
+        assert!(words.contains("mount the daemon's pipe and log directories"), "{text}");
         assert!(words.contains("run as root: the environment of other users' daemons"), "{text}");
     }
     if words.contains("BLIND kernel_log") {

@@ -28,7 +28,7 @@ impl Judge<'_> {
         let mut findings = vec![self.daemons()];
         findings.extend(self.switched_off());
         findings.extend(self.snapshot.sources.iter().map(|source| self.source(source)));
-        findings.extend(self.silent.iter().map(|key| self.silent_source(key)));
+        findings.extend(self.silent.iter().map(silent_source));
         findings.extend(self.unfound_clients());
         findings.extend(self.snapshot.disagreements.iter().map(|it| {
             let fix = vec![
@@ -69,13 +69,20 @@ impl Judge<'_> {
 
     fn find_daemons(&self) -> Vec<String> {
         let mut fix = Vec::new();
-        if self.around.is_container || !self.around.has_host_pids {
+        if !self.around.has_host_pids {
             fix.push(
                 "let it see the host's processes: hostPID: true (Kubernetes), --pid=host (Docker)".to_owned(),
             );
+        }
+        if self.around.is_container {
             fix.push(
                 "mount the daemon's pipe and log directories (/tmp/nvidia-mps, /var/log/nvidia-mps) and name them \
                  under `daemons`"
+                    .to_owned(),
+            );
+        } else {
+            fix.push(
+                "name its directories: daemons: [{name: default, pipe_directory: …, log_directory: …}]"
                     .to_owned(),
             );
         }
@@ -86,13 +93,7 @@ impl Judge<'_> {
                 self.around.uid
             ));
         }
-        if !self.around.is_container {
-            fix.push(
-                "name its directories: daemons: [{name: default, pipe_directory: …, log_directory: …}]"
-                    .to_owned(),
-            );
-            fix.push("start one, if none runs: nvidia-cuda-mps-control -d".to_owned());
-        }
+        fix.push("start one on the host, if none runs: nvidia-cuda-mps-control -d".to_owned());
         fix
     }
 
@@ -122,18 +123,6 @@ impl Judge<'_> {
         let reason = source.reason.as_deref().unwrap_or("it gives no reason");
         let fix = self.fix(source.source, self.daemon(daemon), reason);
         Finding::bad(name, State::Blind, reason, missing(source.source), fix).of(daemon)
-    }
-
-    fn silent_source(&self, (source, daemon): &SourceKey) -> Finding {
-        let fix = vec![format!("mps-exporter --log.level=debug check: shows how far it came")];
-        Finding::bad(
-            source.label(),
-            State::Blind,
-            "it told nothing within the time of one look",
-            missing(*source),
-            fix,
-        )
-        .of(daemon.as_deref())
     }
 
     fn daemon(&self, name: Option<&str>) -> Option<&DaemonView> {
@@ -248,6 +237,18 @@ impl Judge<'_> {
             ],
         }
     }
+}
+
+fn silent_source((source, daemon): &SourceKey) -> Finding {
+    let fix = vec!["mps-exporter --log.level=debug check: shows how far it came".to_owned()];
+    Finding::bad(
+        source.label(),
+        State::Blind,
+        "it told nothing within the time of one look",
+        missing(*source),
+        fix,
+    )
+    .of(daemon.as_deref())
 }
 
 fn control(daemon: Option<&DaemonView>, reason: &str) -> Vec<String> {

@@ -36,7 +36,8 @@ pub struct Daemon {
 #[derive(Debug, Deserialize)]
 pub struct Server {
     pub daemon: String,
-    pub server: String,
+    #[serde(rename = "server")]
+    pub label: String,
     pub is_up: Option<bool>,
     pub status: Option<String>,
     pub pid: Option<u32>,
@@ -95,7 +96,8 @@ pub struct Gpu {
 
 #[derive(Debug, Deserialize)]
 pub struct Source {
-    pub source: String,
+    #[serde(rename = "source")]
+    pub name: String,
     pub daemon: Option<String>,
     pub is_up: bool,
     pub reason: Option<String>,

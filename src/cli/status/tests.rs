@@ -143,6 +143,7 @@ fn whatever_the_node_says_the_picture_fits_and_commands_nothing() {
         }
     }
     assert!(shown(&nodes::empty(), 80, false).contains("No source has told anything yet."));
+    assert!(shown(&nodes::empty(), 80, false).contains("\nNo MPS control daemon is visible.\n"));
     let closed = shown(&nodes::node(1, 1), 120, false);
     assert!(
         closed

@@ -1,6 +1,7 @@
 //! A picture of a node as lines: incidents first, then who dies with whom, then what is not seen.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use super::picture::{Client, Daemon, Domain, Picture, Radius, Server};
 use super::screen::{Line, Style};
@@ -21,6 +22,9 @@ pub fn lines(picture: &Picture, width: usize, is_whole: bool) -> Vec<Line> {
     let view = View { picture, width, is_whole };
     let mut lines = vec![view.summary(), Line::default()];
     lines.extend(view.incidents());
+    if picture.daemons.is_empty() {
+        lines.push(Line::new(Style::Uncertain, "No MPS control daemon is visible."));
+    }
     for daemon in &picture.daemons {
         view.daemon(daemon).draw("", "", &mut lines);
     }
@@ -190,19 +194,19 @@ impl<'p> View<'p> {
         let mut by_server: BTreeMap<Option<&str>, Vec<Coupled<'p>>> = BTreeMap::new();
         for set in self.coupled(daemon) {
             let owner = set.clients.first().map(|client| client.server.as_str());
-            let only = servers.first().filter(|_| servers.len() == 1).map(|server| server.server.as_str());
+            let only = servers.first().filter(|_| servers.len() == 1).map(|server| server.label.as_str());
             by_server.entry(owner.or(only)).or_default().push(set);
         }
         let mut below: Vec<Branch> = servers
             .iter()
-            .map(|server| self.server(server, by_server.remove(&Some(&*server.server)).unwrap_or_default()))
+            .map(|server| self.server(server, &by_server.remove(&Some(&*server.label)).unwrap_or_default()))
             .collect();
         // Devices that no server holds at the moment.
         below.extend(by_server.into_values().flatten().map(|set| self.set(&set)));
         Branch { line, notes, below }
     }
 
-    fn server(&self, server: &'p Server, sets: Vec<Coupled<'p>>) -> Branch {
+    fn server(&self, server: &'p Server, sets: &[Coupled<'p>]) -> Branch {
         let state = match (server.is_up, server.status.as_deref()) {
             (Some(false), _) => "down",
             (None, _) => "unknown",
@@ -210,7 +214,7 @@ impl<'p> View<'p> {
             (Some(true), Some(status)) => status,
         };
         let mut line = Line::default()
-            .plain(&format!("server {}  ", server.server))
+            .plain(&format!("server {}  ", server.label))
             .and(if state == "down" { Style::Uncertain } else { state_style(state) }, state);
         if let Some(pid) = server.pid {
             line = line.plain(&format!("  pid {pid}"));
@@ -230,7 +234,7 @@ impl<'p> View<'p> {
             .picture
             .clients
             .iter()
-            .filter(|it| it.daemon == server.daemon && it.server == server.server && it.domains.is_empty())
+            .filter(|it| it.daemon == server.daemon && it.server == server.label && it.domains.is_empty())
             .collect();
         if !homeless.is_empty() {
             let line = Line::new(Style::Uncertain, "device not known yet");
@@ -443,7 +447,7 @@ impl<'p> View<'p> {
             lines.push(Line::new(Style::Uncertain, &text));
         }
         for source in blind {
-            let name = place(&source.source, source.daemon.as_deref());
+            let name = place(&source.name, source.daemon.as_deref());
             self.prose(
                 &mut lines,
                 &format!("  {name}: "),
@@ -500,13 +504,13 @@ fn radius_text(radius: &Radius) -> String {
     }
     let mut text = format!("takes {}", count(clients, "process", "processes"));
     if let Some(workloads) = radius.workloads {
-        text.push_str(&format!(" of {}", count(workloads, "workload", "workloads")));
+        let _infallible = write!(text, " of {}", count(workloads, "workload", "workloads"));
     }
     if let Some(memory) = radius.memory_bytes {
-        text.push_str(&format!(", {}", bytes(memory)));
+        let _infallible = write!(text, ", {}", bytes(memory));
     }
     if let Some(seconds) = radius.work_at_risk_seconds.filter(|seconds| *seconds > 0.0) {
-        text.push_str(&format!(", {} of work", duration(seconds)));
+        let _infallible = write!(text, ", {} of work", duration(seconds));
     }
     text
 }
