@@ -9,6 +9,7 @@
 #[path = "../tests/support/stack.rs"]
 mod stack;
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -29,12 +30,12 @@ fn main() {
     let events = arguments.next().map_or(0, |count| count.parse().expect("--rule takes a number of events"));
     let directory = tempfile::tempdir_in(Path::new(env!("CARGO_MANIFEST_DIR")).join("target")).unwrap();
 
+    report("one line appended and synced by itself", disk(directory.path()));
     let page = stack::Page::start();
     for (name, state) in
         [("without a journal", None), ("with the journal", Some(directory.path().to_owned()))]
     {
-        let times = push(page.address, state, || page.bodies.lock().unwrap().len());
-        report(&format!("push, {name}, plain server"), times);
+        report(&format!("push, {name}, plain server"), push(page.address, state));
     }
     if stack::alertmanager_binary().is_none() {
         println!("no alertmanager on the path: nothing more is measured");
@@ -45,27 +46,29 @@ fn main() {
         "group_by: [alertname, fault_domain], group_wait: 0s, group_interval: 1s, repeat_interval: 1h";
     let alertmanager = stack::alertmanager(sink.address, route);
     let address = alertmanager.address;
-    let received = || {
-        let metrics = stack::get(address, "/metrics").unwrap();
-        let count = metrics.lines().find_map(|line| {
-            line.strip_prefix(r#"alertmanager_alerts_received_total{status="firing",version="v2"} "#)
-        });
-        count.map_or(0, |count| count.parse().unwrap())
-    };
-    let before = received();
-    let times = push(address, Some(directory.path().join("2")), || received() - before);
-    report("push, with the journal, Alertmanager (seen by polling its metrics)", times);
+    report("push, without a journal, Alertmanager", push(address, None));
+    report("push, with the journal, Alertmanager", push(address, Some(directory.path().join("2"))));
     if events > 0 && stack::has("prometheus") {
         report("rule, 15 s scrape and evaluation, Alertmanager", rule(address, events));
     }
 }
 
-/// How long each of the incidents takes until `accepted` counts one more.
-fn push(
-    address: SocketAddr,
-    state: Option<std::path::PathBuf>,
-    accepted: impl Fn() -> usize,
-) -> Vec<Duration> {
+/// What the disk alone takes for as much as an incident's line.
+fn disk(directory: &Path) -> Vec<Duration> {
+    let mut file = std::fs::File::create(directory.join("line")).unwrap();
+    let line = vec![b'x'; 1500];
+    (0..INCIDENTS)
+        .map(|_| {
+            let begun = Instant::now();
+            file.write_all(&line).unwrap();
+            file.sync_data().unwrap();
+            begun.elapsed()
+        })
+        .collect()
+}
+
+/// How long each of the incidents takes until the answer to its post is there.
+fn push(address: SocketAddr, state: Option<std::path::PathBuf>) -> Vec<Duration> {
     let config = Config {
         alertmanagers: vec![Alertmanager {
             url: format!("http://{address}"),
@@ -81,7 +84,8 @@ fn push(
         state: State { directory: state, incidents_kept: 1000 },
         ..Config::default()
     };
-    let (outlets, _) = Outlets::new(&config, snapshot(), &Telemetry::new()).unwrap();
+    let telemetry = Telemetry::new();
+    let (outlets, _) = Outlets::new(&config, snapshot(), &telemetry).unwrap();
     let (stop, shutdown) = Shutdown::new();
     let running = {
         let outlets = outlets.clone();
@@ -90,7 +94,6 @@ fn push(
             runtime.block_on(outlets.run(shutdown));
         })
     };
-    let before = accepted();
     let times = (0..INCIDENTS)
         .map(|number| {
             // Not in step with anything.
@@ -98,8 +101,8 @@ fn push(
             let incident = incident(number);
             let begun = Instant::now();
             outlets.incident(&IncidentChange { change: Change::Opened, incident });
-            while accepted() - before <= number {
-                std::thread::sleep(Duration::from_micros(20));
+            while accepted(&telemetry) <= number as f64 {
+                std::thread::sleep(Duration::from_micros(50));
             }
             begun.elapsed()
         })
@@ -107,6 +110,15 @@ fn push(
     stop.send(true).unwrap();
     running.join().unwrap();
     times
+}
+
+/// Posts that were answered with success.
+fn accepted(telemetry: &Telemetry) -> f64 {
+    let families = telemetry.registry().gather();
+    let family = families.iter().find(|family| family.name() == "mps_alerts_sent_total").unwrap();
+    let is_ok =
+        |metric: &&prometheus::proto::Metric| metric.get_label().iter().any(|label| label.value() == "ok");
+    family.get_metric().iter().find(is_ok).map_or(0.0, |metric| metric.get_counter().get_value())
 }
 
 /// An incident with one alert, in a fault domain of its own.

@@ -86,9 +86,9 @@ impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let text = format!("{value:?}");
         if field.name() == "message" {
-            self.message = text
+            self.message = text;
         } else {
-            self.others.push((field.name(), text.into()))
+            self.others.push((field.name(), text.into()));
         }
     }
 

@@ -335,10 +335,10 @@ fn tls_server(authority: &Authority, name: &str, clients: Option<&Authority>) ->
     tokio_rustls::TlsAcceptor::from(Arc::new(config))
 }
 
-fn write(directory: &Path, name: &str, text: &str) -> Option<std::path::PathBuf> {
+fn write(directory: &Path, name: &str, text: &str) -> std::path::PathBuf {
     let path = directory.join(name);
     std::fs::write(&path, text).unwrap();
-    Some(path)
+    path
 }
 
 #[tokio::test]
@@ -349,13 +349,13 @@ async fn tls_trusts_the_configured_authority_only_and_files_are_read_again() {
         FakeAlertmanager::start(Answer::Status(200), Some(tls_server(&ours, "am.example", None))).await;
     let mut config = config(format!("https://{}", fake.address));
     config.timeout = Duration::from_secs(2);
-    config.tls.ca_file = write(directory.path(), "ca.pem", &other.certificate.pem());
+    config.tls.ca_file = Some(write(directory.path(), "ca.pem", &other.certificate.pem()));
     config.tls.server_name = Some("am.example".into());
     let running = run(&config);
     running.outlet.notify(&incident());
     until("refused: another authority", || running.sent("unreachable") >= 2.0).await;
     // Another length, so that the change is seen within the clock's grain too.
-    let _ = write(directory.path(), "ca.pem", &format!("{}\n\n", ours.certificate.pem()));
+    write(directory.path(), "ca.pem", &format!("{}\n\n", ours.certificate.pem()));
     until("trusted", || running.sent("ok") >= 1.0).await;
 
     config.tls.server_name = None;
@@ -377,14 +377,14 @@ async fn a_client_certificate_is_shown_where_one_is_configured() {
     let fake = FakeAlertmanager::start(Answer::Status(200), Some(server)).await;
     let mut config = config(format!("https://localhost:{}", fake.address.port()));
     config.timeout = Duration::from_secs(2);
-    config.tls.ca_file = write(directory.path(), "ca.pem", &authority.certificate.pem());
+    config.tls.ca_file = Some(write(directory.path(), "ca.pem", &authority.certificate.pem()));
     let running = run(&config);
     running.outlet.notify(&incident());
     until("refused without", || running.sent("unreachable") + running.sent("error") >= 1.0).await;
 
     let (certificate, key) = authority.sign("mps-exporter");
-    config.tls.cert_file = write(directory.path(), "client.pem", &certificate);
-    config.tls.key_file = write(directory.path(), "client.key", &key);
+    config.tls.cert_file = Some(write(directory.path(), "client.pem", &certificate));
+    config.tls.key_file = Some(write(directory.path(), "client.key", &key));
     let running = run(&config);
     running.outlet.notify(&incident());
     until("accepted with", || running.sent("ok") >= 1.0).await;

@@ -230,7 +230,7 @@ fn no_line_is_lost_or_counted_twice_over_rotation_and_kill() {
     exporter.start_again();
     // Counters begin anew: what was written meanwhile is all there is to read.
     let after = exporter.settle(recognized);
-    assert_eq!(after, 30.0);
+    assert!((after - 30.0).abs() < f64::EPSILON, "{after} lines for 30");
     exporter.kill();
     let mut file = std::fs::OpenOptions::new().append(true).open(log.join("server.log.1")).unwrap();
     file.write_all(b"[2026-04-01 08:00:00.000 Server  4242] Worker crea").unwrap();

@@ -26,7 +26,7 @@ fn incident(number: u64, state: IncidentState) -> Record {
     incident.id = format!("{number:012x}-0").into();
     incident.state = state;
     // Lines of many lengths. Only a write of many pages can be torn by a signal.
-    let count = if number % 4 == 0 { 600 } else { (number as usize * 7) % 60 };
+    let count = if number.is_multiple_of(4) { 600 } else { usize::try_from(number * 7 % 60).unwrap() };
     incident.victims = incident.victims.iter().cycle().take(count).cloned().collect();
     Record::Incident(Arc::new(incident))
 }
@@ -114,7 +114,7 @@ fn no_kill_loses_doubles_or_tears_an_incident() {
     let mut acknowledged: BTreeMap<u64, usize> = BTreeMap::new();
     let (mut torn, mut rewrites_cut_short) = (0, 0);
     // A small generator of its own, seeded by the time: each run kills elsewhere.
-    let mut seed = jiff::Timestamp::now().as_nanosecond() as u64 | 1;
+    let mut seed = u64::from(jiff::Timestamp::now().subsec_nanosecond().unsigned_abs()) | 1;
     for _ in 0..KILLS {
         seed ^= seed << 13;
         seed ^= seed >> 7;

@@ -2,6 +2,8 @@
 //!
 //! First what must never page, then what must never be missed.
 
+#![allow(clippy::unwrap_used)]
+
 use std::io::Cursor;
 use std::sync::Arc;
 use std::time::Duration;

@@ -22,7 +22,7 @@ use crate::outlet::hook::node_name;
 const MAX_BYTES: u64 = 1 << 20;
 /// More errors than these help nobody.
 const MAX_DIAGNOSTICS: usize = 20;
-/// In a label of alerts it stands for the node's name: one configuration serves every node of a DaemonSet.
+/// In a label of alerts it stands for the node's name: one configuration serves every node of a `DaemonSet`.
 const NODE_NAME: &str = "${NODE_NAME}";
 
 const MILLISECOND: Duration = Duration::from_millis(1);

@@ -202,9 +202,11 @@ impl AlertmanagerOutlet {
     }
 }
 
-/// Sleeps for ever when there is nothing to wait for.
+/// Sleeps for ever when there is nothing to wait for, and not at all when it is time: the runtime's timer would round
+/// that up to a millisecond.
 pub(super) async fn sleep_until(due: Option<Instant>) {
     match due {
+        Some(due) if due <= Instant::now() => {}
         Some(due) => tokio::time::sleep_until(due).await,
         None => std::future::pending().await,
     }

@@ -120,7 +120,8 @@ async fn take(
     };
     let (path, content_type, authorization) =
         (request.uri().path().to_owned(), header("content-type"), header("authorization"));
-    let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body =
+        request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let answer = answer.lock().unwrap().clone();
     let (pause, status) = match answer {
         Answer::Status(status) => (Duration::ZERO, status),

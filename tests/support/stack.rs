@@ -183,16 +183,19 @@ fn answer(mut stream: TcpStream, text: &Mutex<String>, bodies: &Mutex<Vec<(Insta
 
 /// What the exporter's page says of a mass client loss by a fault, on each of these GPUs at its time.
 pub fn mass_loss_page(events: &[(u32, f64)]) -> String {
+    use std::fmt::Write as _;
     let mut page = String::new();
     for (gpu, at) in events {
         let labels = format!(r#"fault_domain="default/{gpu}",gpu="{gpu}",UUID="GPU-{gpu}",GPU_I_ID="""#);
-        page.push_str(&format!(
+        write!(
+            page,
             "mps_mass_client_loss_total{{{labels}}} 1\n\
              mps_mass_client_loss_last_clients{{{labels}}} 3\n\
              mps_mass_client_loss_last_timestamp_seconds{{{labels}}} {at}\n\
              mps_incidents_total{{{labels},cause=\"fault\"}} 1\n\
              mps_incident_last_timestamp_seconds{{{labels},cause=\"fault\"}} {at}\n"
-        ));
+        )
+        .unwrap();
     }
     page
 }
