@@ -42,7 +42,7 @@ pub struct XidLine {
 }
 
 impl XidLine {
-    /// Reads what follows [`MARK`]; `None` when it is no Xid after all, or a mutilated one.
+    /// Reads what follows `MARK`; `None` when it is no Xid after all, or a mutilated one.
     pub fn parse(after_mark: &[u8]) -> Option<XidLine> {
         let mut scan = Scan(after_mark);
         scan.skip(b" (")?;

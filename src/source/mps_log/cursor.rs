@@ -2,7 +2,7 @@
 //!
 //! The promise: a place is written down only after everything before it was accepted by the model's queue, and the
 //! queue was empty again. After an orderly stop reading goes on at exactly the next line. After `kill -9` no line is
-//! lost; lines read within the last moments ([`super::SAVE_SOON`], [`super::SAVE_LATER`] for lines that change
+//! lost; lines read within the last moments (`SAVE_SOON`, `SAVE_LATER` for lines that change
 //! nothing) may be read again, as caught up, at their own time.
 
 use std::fs::{self, File};
