@@ -166,7 +166,7 @@ struct SmallDisk(tempfile::TempDir);
 impl SmallDisk {
     fn mount() -> Option<SmallDisk> {
         let directory = tempfile::tempdir().unwrap();
-        let mount = ["-t", "tmpfs", "-o", "size=64k,mode=700", "mps-exporter-test"];
+        let mount = ["-t", "tmpfs", "-o", "size=256k,mode=700", "mps-exporter-test"];
         let status = Command::new("mount").args(mount).arg(directory.path()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success()).then_some(SmallDisk(directory))
     }

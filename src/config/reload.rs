@@ -193,7 +193,8 @@ mod tests {
         );
 
         std::fs::remove_file(&path).unwrap();
-        tokio::time::sleep(LOOK_INTERVAL * 3).await;
+        // Not on a look's instant: the request that follows shall be alone.
+        tokio::time::sleep(LOOK_INTERVAL * 7 / 2).await;
         assert_eq!(reloads(&telemetry, "refused").to_bits(), 2_f64.to_bits());
 
         std::fs::write(&path, "nvml: {interval: 30s}\n").unwrap();
