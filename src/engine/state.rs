@@ -321,6 +321,27 @@ pub(super) fn label(uid: Option<u32>, pid: u32) -> Arc<str> {
     uid.map_or_else(|| format!("pid_{pid}"), |uid| format!("uid_{uid}")).into()
 }
 
+/// `set` and whatever `spans` join to it, directly or by others.
+pub(super) fn component<'a>(
+    mut set: BTreeSet<DeviceId>,
+    spans: impl Iterator<Item = &'a BTreeSet<DeviceId>>,
+) -> BTreeSet<DeviceId> {
+    let mut apart: Vec<&BTreeSet<DeviceId>> = spans.collect();
+    loop {
+        let before = apart.len();
+        apart.retain(|span| {
+            let is_apart = span.is_disjoint(&set);
+            if !is_apart {
+                set.extend(*span);
+            }
+            is_apart
+        });
+        if apart.len() == before {
+            return set;
+        }
+    }
+}
+
 impl Server {
     pub fn new(pid: u32, at: Mono) -> Server {
         Server {
@@ -361,19 +382,8 @@ impl Server {
     /// NVIDIA documents one step (a client that spans two GPUs couples them); whether longer chains close is not
     /// documented, so the component is taken as the worst case.
     pub fn coupled(&self, devices: &BTreeSet<DeviceId>) -> BTreeSet<DeviceId> {
-        let mut set = devices.clone();
         let spans: Vec<BTreeSet<DeviceId>> = self.clients.values().map(Client::devices).collect();
-        loop {
-            let before = set.len();
-            for span in &spans {
-                if !span.is_disjoint(&set) {
-                    set.extend(span);
-                }
-            }
-            if set.len() == before {
-                return set;
-            }
-        }
+        component(devices.clone(), spans.iter())
     }
 }
 

@@ -12,8 +12,9 @@ use super::snapshot::{
     ClientState, ClientView, Count, DaemonState, DaemonView, Disagreement, DomainLabels, DomainView, GpuView,
     LossCause, Radius, Scope, ServerView, Sharing, Snapshot, XidView,
 };
-use super::state::{Client, Daemon, Domain, Server};
+use super::state::{Client, Daemon, Domain, Server, component};
 use crate::event::{ComputeMode, Rejection, SourceName};
+use crate::identity::DaemonName;
 
 const REJECTIONS: [Rejection; 5] = [
     Rejection::ClientLimit,
@@ -32,12 +33,29 @@ const LOSSES: [LossCause; 6] = [
 ];
 const CAUSES: [Cause; 5] = [Cause::Fault, Cause::ServerExit, Cause::Gpu, Cause::Killed, Cause::Unexplained];
 
+/// A client and its devices, worked out once for the whole picture.
+struct Seen<'a> {
+    server: u32,
+    client: &'a Client,
+    devices: BTreeSet<DeviceId>,
+}
+
+fn seen_by(daemon: &Daemon) -> Vec<Seen<'_>> {
+    let clients =
+        daemon.servers.values().flat_map(|server| server.clients.values().map(|client| (server.pid, client)));
+    clients.map(|(server, client)| Seen { server, client, devices: client.devices() }).collect()
+}
+
 pub(super) fn snapshot(node: &Node) -> Snapshot {
     let core = &node.core;
+    let seen: BTreeMap<&DaemonName, Vec<Seen<'_>>> =
+        node.daemons.iter().map(|(name, daemon)| (name, seen_by(daemon))).collect();
     let mut domains: Vec<DomainView> = node
         .daemons
         .values()
-        .flat_map(|daemon| daemon.domains.iter().map(|(id, counters)| domain(node, daemon, *id, counters)))
+        .flat_map(|daemon| {
+            daemon.domains.iter().map(|(id, counters)| domain(node, daemon, &seen, *id, counters))
+        })
         .collect();
     let served: BTreeSet<DeviceId> =
         node.daemons.values().flat_map(|daemon| daemon.domains.keys().copied()).collect();
@@ -203,30 +221,37 @@ fn radius<'a>(core: &Core, clients: impl Iterator<Item = &'a Client> + Clone) ->
     }
 }
 
-fn domain(node: &Node, daemon: &Daemon, id: DeviceId, counters: &Domain) -> DomainView {
+fn domain(
+    node: &Node,
+    daemon: &Daemon,
+    all_seen: &BTreeMap<&DaemonName, Vec<Seen<'_>>>,
+    id: DeviceId,
+    counters: &Domain,
+) -> DomainView {
     let core = &node.core;
     let device = core.devices.get(id);
     let sees = core.sees_clients(daemon);
-    let on_device = |client: &&Client| client.devices().contains(&id);
+    let seen = all_seen.get(&daemon.site.name).map(Vec::as_slice).unwrap_or_default();
+    let on_device = |client: &Client| client.devices().contains(&id);
+    let active = || seen.iter().filter(|seen| seen.client.lost.is_none());
     let here: Vec<&Client> =
-        daemon.servers.values().flat_map(Server::active).filter(|client| on_device(client)).collect();
+        active().filter(|seen| seen.devices.contains(&id)).map(|seen| seen.client).collect();
+    let serving: BTreeSet<u32> =
+        seen.iter().filter(|seen| seen.devices.contains(&id)).map(|seen| seen.server).collect();
     let mut coupled = BTreeSet::from([id]);
-    for server in daemon.servers.values() {
-        if server.clients.values().any(|client| client.devices().contains(&id)) {
-            coupled.extend(server.coupled(&BTreeSet::from([id])));
-        }
+    for server in &serving {
+        let spans = seen.iter().filter(|seen| seen.server == *server && seen.devices.len() > 1);
+        coupled.extend(component(BTreeSet::from([id]), spans.map(|seen| &seen.devices)));
     }
-    let hit = |client: &&Client| !client.devices().is_disjoint(&coupled);
-    let application: Vec<&Client> =
-        daemon.servers.values().flat_map(Server::active).filter(|c| hit(c)).collect();
-    let serving =
-        daemon.servers.values().filter(|server| server.clients.values().any(|client| on_device(&client)));
-    let server: Vec<&Client> = serving.flat_map(Server::active).collect();
+    let hit = |seen: &&Seen<'_>| !seen.devices.is_disjoint(&coupled);
+    let application: Vec<&Client> = active().filter(hit).map(|seen| seen.client).collect();
+    let server: Vec<&Client> =
+        active().filter(|seen| serving.contains(&seen.server)).map(|seen| seen.client).collect();
     let known = |radius: Radius| if sees { radius } else { Radius::default() };
     let scopes = vec![
         (Scope::Application, known(radius(core, application.iter().copied()))),
         (Scope::Server, known(radius(core, server.iter().copied()))),
-        (Scope::Gpu, gpu_radius(node, id)),
+        (Scope::Gpu, gpu_radius(node, all_seen, id)),
     ];
     let faults = daemon.servers.values().filter_map(|server| server.fault.as_ref());
     let case_here = |number: Option<u64>| {
@@ -277,15 +302,14 @@ fn of<K: Ord>(counts: &BTreeMap<K, Count>, key: &K) -> Count {
 }
 
 /// Everything on the piece of hardware: clients of all daemons, and processes without MPS, on all MIG instances.
-fn gpu_radius(node: &Node, id: DeviceId) -> Radius {
+fn gpu_radius(node: &Node, all_seen: &BTreeMap<&DaemonName, Vec<Seen<'_>>>, id: DeviceId) -> Radius {
     let core = &node.core;
     let gpu = core.devices.same_gpu(id);
-    let clients: Vec<&Client> = node
-        .daemons
+    let clients: Vec<&Client> = all_seen
         .values()
-        .flat_map(|daemon| daemon.servers.values())
-        .flat_map(Server::active)
-        .filter(|client| client.devices().iter().any(|device| gpu.contains(device)))
+        .flatten()
+        .filter(|seen| seen.client.lost.is_none() && gpu.iter().any(|device| seen.devices.contains(device)))
+        .map(|seen| seen.client)
         .collect();
     // Without NVML nobody tells of the processes that do not use MPS.
     let mut others: BTreeMap<u32, Option<u64>> = BTreeMap::new();
