@@ -86,8 +86,12 @@ impl AlertmanagerOutlet {
         })
     }
 
-    /// Takes an incident as it is now. Never waits; a later state takes the place of an earlier one. An incident that
-    /// an earlier run left open is given once at the start, so that its alerts go on.
+    /// What it was made from.
+    pub fn config(&self) -> &Alertmanager {
+        &self.config
+    }
+
+    /// Takes an incident as it is now. Never waits; a later state takes the place of an earlier one.
     pub fn notify(&self, incident: &Arc<Incident>) {
         let dropped = self.lock().take(incident, Instant::now(), Timestamp::now());
         self.count_dropped(dropped);

@@ -148,7 +148,7 @@ pub struct Hooks {
 struct Runner {
     hook: Hook,
     waiting: mpsc::Sender<Occasion>,
-    queue: tokio::sync::Mutex<mpsc::Receiver<Occasion>>,
+    queue: Arc<tokio::sync::Mutex<mpsc::Receiver<Occasion>>>,
 }
 
 /// Why a hook runs.
@@ -159,7 +159,7 @@ struct Occasion {
 }
 
 /// Which hook ran for which incident.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct Ran {
     set: HashSet<(HookEvent, Arc<str>)>,
     order: VecDeque<(HookEvent, Arc<str>)>,
@@ -197,15 +197,36 @@ impl Hooks {
                 ran.first(event, incident);
             }
         }
-        let runner = |hook: &Hook| {
-            let (waiting, queue) = mpsc::channel(QUEUE);
-            Runner { hook: hook.clone(), waiting, queue: tokio::sync::Mutex::new(queue) }
+        Hooks::of(hooks, &BTreeMap::new(), ran, recorder, telemetry)
+    }
+
+    /// The hooks of a changed configuration. They know what these have run, and run what still waits.
+    pub fn with_config(&self, hooks: &BTreeMap<HookEvent, Hook>, recorder: &Recorder) -> Hooks {
+        Hooks::of(hooks, &self.runners, self.lock_ran().clone(), recorder, &self.telemetry)
+    }
+
+    fn of(
+        hooks: &BTreeMap<HookEvent, Hook>,
+        earlier: &BTreeMap<HookEvent, Runner>,
+        ran: Ran,
+        recorder: &Recorder,
+        telemetry: &Telemetry,
+    ) -> Hooks {
+        let runner = |event: &HookEvent, hook: &Hook| {
+            let (waiting, queue) = match earlier.get(event) {
+                Some(runner) => (runner.waiting.clone(), runner.queue.clone()),
+                None => {
+                    let (waiting, queue) = mpsc::channel(QUEUE);
+                    (waiting, Arc::new(tokio::sync::Mutex::new(queue)))
+                }
+            };
+            (*event, Runner { hook: hook.clone(), waiting, queue })
         };
         for event in hooks.keys() {
             telemetry.hook_known(event.label(), &ActionResult::OF_HOOKS.map(ActionResult::label));
         }
         Hooks {
-            runners: hooks.iter().map(|(event, hook)| (*event, runner(hook))).collect(),
+            runners: hooks.iter().map(|(event, hook)| runner(event, hook)).collect(),
             ran: Mutex::new(ran),
             node: node_name(),
             recorder: recorder.clone(),

@@ -223,6 +223,11 @@ impl Journal {
         Ok((journal, restored))
     }
 
+    /// Changes how many are kept from the next rewrite on.
+    pub fn keep(&mut self, kept: usize) {
+        self.kept = kept.max(1);
+    }
+
     /// Appends `records`. When it returns, all of them are on the disk; after an error none of them is.
     pub fn append(&mut self, records: &[Record]) -> Result<(), JournalError> {
         if !self.is_in_place() {

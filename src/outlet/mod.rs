@@ -25,8 +25,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::config::Config;
-use crate::engine::incident::{Change, Incident, IncidentChange};
+use crate::config::{Alertmanager, Config, State};
+use crate::engine::incident::{Change, Incident, IncidentChange, IncidentState};
 use crate::engine::snapshot::Snapshot;
 use crate::identity::DaemonName;
 use crate::source::Shutdown;
@@ -49,6 +49,9 @@ const MOST: usize = 1024;
 const GATHER: Duration = Duration::from_millis(100);
 /// How long a stop waits for last posts.
 const STOP: Duration = Duration::from_secs(3);
+/// How long after the start an incident that an earlier run left open must still be held open by the model to be told
+/// again. By then every source has had its first look.
+const CONFIRMED: Duration = Duration::from_secs(30);
 /// The pause before an outlet that ended unexpectedly is started again.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
@@ -58,6 +61,7 @@ pub struct Outlets {
     alertmanagers: Vec<Arc<AlertmanagerOutlet>>,
     hooks: Arc<Hooks>,
     restarter: Option<Arc<Restarter>>,
+    state: State,
     recorder: Recorder,
     snapshot: Arc<ArcSwap<Snapshot>>,
     waiting: Mutex<Waiting>,
@@ -75,18 +79,13 @@ struct Waiting {
 
 impl Outlets {
     /// Opens the journal and sets up every configured outlet; [`Outlets::run`] starts them. Also returns what the
-    /// journal holds of earlier runs. Incidents among it that the model takes up as open belong into
-    /// [`Outlets::incident`] once, so that their alerts go on.
+    /// journal holds of earlier runs, for the model to take up.
     pub fn new(
         config: &Config,
         snapshot: Arc<ArcSwap<Snapshot>>,
         telemetry: &Telemetry,
     ) -> Result<(Arc<Outlets>, Restored), UrlError> {
-        let alertmanagers = config
-            .alertmanagers
-            .iter()
-            .map(|each| AlertmanagerOutlet::new(each, Timing::default(), telemetry).map(Arc::new))
-            .collect::<Result<_, _>>()?;
+        let alertmanagers = alertmanagers(config, &[], telemetry)?;
         let (recorder, restored) = Recorder::start(&config.state, telemetry);
         let hooks = Hooks::new(&config.remediation.hooks, &restored.actions, &recorder, telemetry);
         let restarter = config.remediation.restart.as_ref().map(|restart| {
@@ -96,6 +95,7 @@ impl Outlets {
             alertmanagers,
             hooks: Arc::new(hooks),
             restarter,
+            state: config.state.clone(),
             recorder,
             snapshot,
             waiting: Mutex::default(),
@@ -103,6 +103,42 @@ impl Outlets {
             telemetry: telemetry.clone(),
         };
         Ok((Arc::new(outlets), restored))
+    }
+
+    /// The outlets of a changed configuration, to run in place of these once these are stopped. They go on where these
+    /// were: with the same journal unless it is another place, with the alerts that unchanged Alertmanagers hold, and
+    /// knowing which hooks ran and which daemons are down. New Alertmanagers are told of the open incidents.
+    pub fn with_config(&self, config: &Config) -> Result<Arc<Outlets>, UrlError> {
+        let alertmanagers = alertmanagers(config, &self.alertmanagers, &self.telemetry)?;
+        let recorder = if config.state == self.state {
+            self.recorder.clone()
+        } else if config.state.directory == self.state.directory {
+            self.recorder.keep(config.state.incidents_kept);
+            self.recorder.clone()
+        } else {
+            Recorder::start(&config.state, &self.telemetry).0
+        };
+        let hooks = self.hooks.with_config(&config.remediation.hooks, &recorder);
+        let restarter = config.remediation.restart.as_ref().map(|restart| {
+            let made = Restarter::new(restart, self.snapshot.clone(), &[], &recorder, &self.telemetry);
+            if let Some(earlier) = &self.restarter {
+                made.take_over(earlier);
+            }
+            Arc::new(made)
+        });
+        let outlets = Outlets {
+            alertmanagers,
+            hooks: Arc::new(hooks),
+            restarter,
+            state: config.state.clone(),
+            recorder,
+            snapshot: self.snapshot.clone(),
+            waiting: Mutex::new(std::mem::take(&mut *self.lock())),
+            wake: Notify::new(),
+            telemetry: self.telemetry.clone(),
+        };
+        outlets.tell(&outlets.open_incidents());
+        Ok(Arc::new(outlets))
     }
 
     /// Takes a change of an incident. Never waits.
@@ -156,14 +192,18 @@ impl Outlets {
             let each = move |stopped| restarter.clone().run(stopped);
             tasks.spawn(supervised("restart", each, stopped.clone(), self.telemetry.clone()));
         }
+        let mut confirmed = Some(Instant::now() + CONFIRMED);
         loop {
             let due = self.lock().due;
             tokio::select! {
                 () = shutdown.wait() => break,
-                () = self.wake.notified() => continue,
-                () = sleep_until(due) => {}
+                () = self.wake.notified() => {}
+                () = sleep_until(due) => self.hand_on().await,
+                () = sleep_until(confirmed) => {
+                    confirmed = None;
+                    self.tell(&self.open_incidents());
+                }
             }
-            self.hand_on().await;
         }
         self.hand_on().await;
         let _gone = stop.send(true);
@@ -177,17 +217,29 @@ impl Outlets {
         if !incidents.is_empty() {
             self.recorder.record(incidents.iter().cloned().map(Record::Incident).collect()).await;
         }
+        self.tell(&incidents);
         let snapshot = self.snapshot.load();
-        for incident in &incidents {
+        for daemon in &waiting.daemons_down {
+            self.hooks.daemon_down(DaemonInput::of(daemon, &snapshot));
+        }
+    }
+
+    /// Tells everybody. Who knows an incident as it is does nothing more.
+    fn tell(&self, incidents: &[Arc<Incident>]) {
+        let snapshot = self.snapshot.load();
+        for incident in incidents {
             for alertmanager in &self.alertmanagers {
                 alertmanager.notify(incident);
             }
             let daemon = incident.daemon.as_ref().map(|name| DaemonInput::of(name, &snapshot));
             self.hooks.incident(incident, daemon.as_ref());
         }
-        for daemon in &waiting.daemons_down {
-            self.hooks.daemon_down(DaemonInput::of(daemon, &snapshot));
-        }
+    }
+
+    /// What the model holds open.
+    fn open_incidents(&self) -> Vec<Arc<Incident>> {
+        let snapshot = self.snapshot.load();
+        snapshot.incidents.iter().filter(|it| it.state != IncidentState::Closed).cloned().collect()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
@@ -200,6 +252,19 @@ impl Waiting {
         let due = Instant::now() + pause;
         self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
     }
+}
+
+/// An outlet for each configured Alertmanager: the one that there is where nothing about it changed.
+fn alertmanagers(
+    config: &Config,
+    earlier: &[Arc<AlertmanagerOutlet>],
+    telemetry: &Telemetry,
+) -> Result<Vec<Arc<AlertmanagerOutlet>>, UrlError> {
+    let one = |config: &Alertmanager| match earlier.iter().find(|outlet| outlet.config() == config) {
+        Some(outlet) => Ok(outlet.clone()),
+        None => AlertmanagerOutlet::new(config, Timing::default(), telemetry).map(Arc::new),
+    };
+    config.alertmanagers.iter().map(one).collect()
 }
 
 /// Runs a task, and starts it again when it panics.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ const RETRY: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub struct Recorder {
     requests: Option<SyncSender<Request>>,
+    kept: Arc<AtomicUsize>,
     telemetry: Telemetry,
 }
 
@@ -39,11 +41,13 @@ impl Recorder {
     /// again later, and meanwhile its records wait in memory.
     pub fn start(state: &State, telemetry: &Telemetry) -> (Recorder, Restored) {
         let Some(directory) = state.directory.clone() else {
-            return (Recorder { requests: None, telemetry: telemetry.clone() }, Restored::default());
+            let recorder = Recorder { requests: None, kept: Arc::default(), telemetry: telemetry.clone() };
+            return (recorder, Restored::default());
         };
+        let kept = Arc::new(AtomicUsize::new(state.incidents_kept));
         let mut writer = Writer {
             directory,
-            kept: state.incidents_kept,
+            kept: kept.clone(),
             telemetry: telemetry.clone(),
             journal: None,
             unwritten: Unwritten::default(),
@@ -57,7 +61,15 @@ impl Recorder {
             tracing::error!(%error, "The thread of the incident journal could not be started: nothing is recorded.");
             telemetry.journal_error();
         }
-        (Recorder { requests: thread.is_ok().then_some(requests), telemetry: telemetry.clone() }, restored)
+        (
+            Recorder { requests: thread.is_ok().then_some(requests), kept, telemetry: telemetry.clone() },
+            restored,
+        )
+    }
+
+    /// Changes how many incidents are kept.
+    pub fn keep(&self, incidents: usize) {
+        self.kept.store(incidents, Ordering::Relaxed);
     }
 
     /// Writes `records`. Returns when they are on the disk, could not be written, or [`DEADLINE`] has passed; whoever
@@ -115,7 +127,7 @@ impl Unwritten {
 /// What the thread owns.
 struct Writer {
     directory: PathBuf,
-    kept: usize,
+    kept: Arc<AtomicUsize>,
     telemetry: Telemetry,
     journal: Option<Journal>,
     unwritten: Unwritten,
@@ -190,12 +202,14 @@ impl Writer {
     }
 
     fn append(&mut self) -> Option<Result<(), JournalError>> {
-        self.journal.as_mut().map(|journal| journal.append(&self.unwritten.all()))
+        let journal = self.journal.as_mut()?;
+        journal.keep(self.kept.load(Ordering::Relaxed));
+        Some(journal.append(&self.unwritten.all()))
     }
 
     fn open(&mut self) -> Option<Restored> {
         self.tried_at = Instant::now();
-        match Journal::open(&self.directory, self.kept) {
+        match Journal::open(&self.directory, self.kept.load(Ordering::Relaxed)) {
             Ok((journal, restored)) => {
                 self.journal = Some(journal);
                 Some(restored)

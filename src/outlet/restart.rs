@@ -106,6 +106,17 @@ impl Restarter {
         }
     }
 
+    /// Takes over what an earlier one knows: which daemons are down, and what was tried within the hour.
+    pub fn take_over(&self, earlier: &Restarter) {
+        for (daemon, known) in std::mem::take(&mut *earlier.lock()) {
+            let is_down = known.down.is_some();
+            self.lock().entry(daemon.clone()).or_default().attempts.extend(known.attempts);
+            if is_down {
+                self.daemon_down(&daemon, true);
+            }
+        }
+    }
+
     /// Takes that a daemon is down, stale or wedged (`true`) or back (`false`). Never waits.
     pub fn daemon_down(&self, daemon: &DaemonName, is_down: bool) {
         let is_ours =

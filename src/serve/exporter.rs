@@ -31,7 +31,6 @@ pub struct Exporter {
     config: Arc<Config>,
     telemetry: Telemetry,
     outbox: Outbox,
-    outputs: Outputs,
     sources: Option<Sources>,
     handles: watch::Sender<Arc<Handles>>,
     settings: watch::Sender<Settings>,
@@ -110,7 +109,6 @@ impl Exporter {
             config,
             telemetry,
             outbox,
-            outputs,
             sources: Some(sources),
             handles,
             settings,
@@ -174,11 +172,9 @@ impl Exporter {
         if let Some(running) = self.outlets_running.take() {
             running.stop().await?;
         }
-        let made = Outlets::new(config, self.outputs.snapshots.clone(), &self.telemetry);
-        let outlets = match &made {
-            Ok((outlets, _recorded)) => outlets.clone(),
-            Err(_) => self.outlets.borrow().clone(),
-        };
+        let earlier = self.outlets.borrow().clone();
+        let made = earlier.with_config(config);
+        let outlets = made.as_ref().map_or(earlier, Arc::clone);
         self.outlets.send_replace(outlets.clone());
         self.outlets_running = Some(Running::start(|stopped| outlets.run(stopped)));
         made.map(|_| ()).map_err(Into::into)
