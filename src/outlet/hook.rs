@@ -201,6 +201,7 @@ impl Hooks {
     }
 
     /// The hooks of a changed configuration. They know what these have run, and run what still waits.
+    #[must_use]
     pub fn with_config(&self, hooks: &BTreeMap<HookEvent, Hook>, recorder: &Recorder) -> Hooks {
         Hooks::of(hooks, &self.runners, self.lock_ran().clone(), recorder, &self.telemetry)
     }
@@ -213,12 +214,11 @@ impl Hooks {
         telemetry: &Telemetry,
     ) -> Hooks {
         let runner = |event: &HookEvent, hook: &Hook| {
-            let (waiting, queue) = match earlier.get(event) {
-                Some(runner) => (runner.waiting.clone(), runner.queue.clone()),
-                None => {
-                    let (waiting, queue) = mpsc::channel(QUEUE);
-                    (waiting, Arc::new(tokio::sync::Mutex::new(queue)))
-                }
+            let (waiting, queue) = if let Some(runner) = earlier.get(event) {
+                (runner.waiting.clone(), runner.queue.clone())
+            } else {
+                let (waiting, queue) = mpsc::channel(QUEUE);
+                (waiting, Arc::new(tokio::sync::Mutex::new(queue)))
             };
             (*event, Runner { hook: hook.clone(), waiting, queue })
         };
