@@ -512,3 +512,57 @@ async fn a_damaged_cursor_is_read_as_none() {
     let mut running = bed.start().await;
     assert_eq!(running.next(1).await, readies(Freshness::History, 1..2));
 }
+
+/// Puts entries into a journal file by systemd's own hand; `false` where that is not installed.
+fn into_journal(directory: &Path, pids: std::ops::Range<u32>) -> bool {
+    let writer = Path::new("/lib/systemd/systemd-journal-remote");
+    if !writer.exists() {
+        return false;
+    }
+    let now = jiff::Timestamp::now().as_microsecond();
+    let mut export = String::new();
+    for pid in pids {
+        let at = now - 1_000_000 + i64::from(pid);
+        for (unit, transport, text) in [
+            ("nvidia-mps.service", "stdout", ready(pid)),
+            ("nvidia-mps.service", "journal", "Started NVIDIA MPS.".to_owned()),
+            ("other.service", "stdout", ready(999)),
+        ] {
+            let text = text.trim_end();
+            writeln!(
+                export,
+                "__REALTIME_TIMESTAMP={at}\n__MONOTONIC_TIMESTAMP={at}\n_BOOT_ID={:032}\n_SYSTEMD_UNIT={unit}\n\
+                 _TRANSPORT={transport}\nMESSAGE={text}\n",
+                7
+            )
+            .unwrap();
+        }
+    }
+    fs::write(directory.join("export"), export).unwrap();
+    let to = directory.join("own.journal");
+    let written =
+        std::process::Command::new(writer).arg("-o").arg(to).arg(directory.join("export")).output().unwrap();
+    assert!(written.status.success(), "{written:?}");
+    true
+}
+
+#[tokio::test]
+async fn a_real_journal_is_read_and_resumed() {
+    let bed = journal_bed("", "");
+    let program = bed.directory.path().join("journalctl");
+    let script =
+        format!("#!/bin/sh\nexec journalctl --file={}/own.journal \"$@\"\n", bed.directory.path().display());
+    fs::write(&program, script).unwrap();
+    if !into_journal(bed.directory.path(), 1..30) {
+        println!("skipped: systemd-journal-remote is not installed");
+        return;
+    }
+    let mut running = bed.start().await;
+    assert_eq!(running.next(29).await, readies(Freshness::History, 1..30));
+    assert_eq!(running.stop().await, []);
+    into_journal(bed.directory.path(), 30..32);
+    let mut running = bed.start().await;
+    assert_eq!(running.next(2).await, readies(Freshness::CaughtUp, 30..32));
+    assert_eq!(running.stop().await, []);
+    assert_eq!((bed.counted("recognized"), bed.counted("unrecognized")), (2.0, 0.0));
+}
