@@ -102,7 +102,7 @@ async fn what_an_earlier_run_left_open_is_told_again_once_the_model_still_holds_
     let (outlets, _) = Outlets::new(&config, snapshot(vec![open, over]), &Telemetry::new()).unwrap();
     let (_stop, stopped) = Shutdown::new();
     tokio::spawn(outlets.clone().run(stopped));
-    tokio::time::sleep(CONFIRMED - Duration::from_secs(1)).await;
+    tokio::time::sleep(CONFIRMED.saturating_sub(Duration::from_secs(1))).await;
     assert_eq!(outlets.alertmanagers[0].held(), 0, "nothing has confirmed it yet");
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(outlets.alertmanagers[0].held(), 3);
