@@ -7,6 +7,7 @@ pub mod envelope;
 mod files;
 pub mod grammar;
 mod health;
+mod held;
 mod journal;
 pub mod reader;
 mod save;

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::cursor::{BEGINNING, FileCursor, MEMORY, hash};
-use super::tail::{FileId, open_regular, read_exactly};
+use super::held::{FileId, open_regular, read_exactly};
 
 /// How many names of a directory are looked at.
 const ENTRIES_LIMIT: usize = 4096;

@@ -4,21 +4,18 @@
 //! followed is the file, not its name; the name only tells of successors. Nothing here waits: [`Tail::step`] reads what
 //! there is, up to a buffer, and says whether there is more.
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use serde::{Deserialize, Serialize};
-
-use super::cursor::{BEGINNING, FileCursor, MEMORY, StreamCursor, hash};
-use super::reader::{Context, Counts, LineReader, Said};
+use super::cursor::{FileCursor, StreamCursor, hash};
+pub use super::held::{FileId, HISTORY_LIMIT};
+use super::held::{Held, open_regular};
+use super::reader::{Context, Counts, Said};
 use super::siblings;
 use crate::event::{Freshness, LogFile};
-
-/// How much of a log is read to learn the present state.
-pub const HISTORY_LIMIT: u64 = 64 * 1024 * 1024;
 
 /// How long a file that lost its name is kept after it grew last, once a successor is being written.
 const RETIRE_AFTER: Duration = Duration::from_secs(600);
@@ -28,23 +25,6 @@ const RETIRE_CLOSED_AFTER: Duration = Duration::from_secs(5);
 
 /// How many files of one log are held at once.
 const HELD_LIMIT: usize = 8;
-
-/// A file, whatever its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FileId {
-    /// Device.
-    pub device: u64,
-    /// Inode.
-    pub inode: u64,
-}
-
-impl FileId {
-    /// The identity in `metadata`.
-    pub fn of(metadata: &Metadata) -> FileId {
-        FileId { device: metadata.dev(), inode: metadata.ino() }
-    }
-}
 
 /// Why a log cannot be read now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -74,35 +54,6 @@ pub struct Step {
     pub bytes: u64,
     /// Lines that were consumed, without history.
     pub counts: Counts,
-}
-
-/// Lines that are read again to learn the present state.
-#[derive(Debug)]
-struct History {
-    /// Lines that begin before this offset are history.
-    until: u64,
-    /// With a cursor: what the reader remembered there.
-    context: Option<Context>,
-}
-
-/// A file that is being read.
-#[derive(Debug)]
-struct Held {
-    file: File,
-    id: FileId,
-    /// Everything before it was consumed.
-    offset: u64,
-    reader: LineReader,
-    /// The first bytes, to notice a file that was truncated and has grown again.
-    head: Vec<u8>,
-    /// The bytes before `offset`.
-    before: Vec<u8>,
-    history: Option<History>,
-    /// Lines that begin before this offset were written while nobody read.
-    caught_up: u64,
-    /// A copy of something that was truncated is read up to here.
-    end: Option<u64>,
-    grew_at: Instant,
 }
 
 /// Follows one log.
@@ -487,186 +438,12 @@ impl Tail {
     }
 }
 
-/// What reading one buffer did.
-struct Read {
-    bytes: u64,
-    is_history: bool,
-    has_more: bool,
-}
-
-impl Held {
-    fn new(
-        file: File,
-        stream: LogFile,
-        metadata: &Metadata,
-        offset: u64,
-        context: Context,
-        now: Instant,
-    ) -> Held {
-        let mut held = Held {
-            file,
-            id: FileId::of(metadata),
-            offset,
-            reader: LineReader::resume(stream, context),
-            head: Vec::new(),
-            before: Vec::new(),
-            history: None,
-            caught_up: 0,
-            end: None,
-            grew_at: now,
-        };
-        held.remember_place();
-        held
-    }
-
-    /// Reads the memory of the place from the file itself.
-    fn remember_place(&mut self) {
-        let length = usize::try_from(self.offset).unwrap_or(MEMORY).min(MEMORY);
-        self.head = read_exactly(&self.file, 0, length).unwrap_or_default();
-        self.before = read_exactly(&self.file, self.offset - length as u64, length).unwrap_or_default();
-    }
-
-    /// Makes everything before `until` history, and goes back as far as history reaches.
-    fn make_history(&mut self, until: u64, context: Option<Context>) {
-        if until == 0 {
-            return;
-        }
-        self.offset = until.saturating_sub(HISTORY_LIMIT);
-        let start = if self.offset > 0 { Context::inside_a_line() } else { Context::default() };
-        self.reader = LineReader::resume(self.reader.file(), start);
-        self.history = Some(History { until, context });
-        self.remember_place();
-    }
-
-    fn begin_again(&mut self) {
-        self.offset = 0;
-        self.head.clear();
-        self.before.clear();
-        self.history = None;
-        self.caught_up = 0;
-        self.reader = LineReader::resume(self.reader.file(), self.reader.context().clone().of_next_file());
-    }
-
-    /// Whether the file is no longer what was read of it.
-    fn is_truncated(&self) -> bool {
-        let Ok(metadata) = self.file.metadata() else { return false };
-        if metadata.len() < self.offset {
-            return true;
-        }
-        let mut head = [0; MEMORY];
-        let head = &mut head[..self.head.len()];
-        match self.file.read_exact_at(head, 0) {
-            Ok(()) => *head != self.head[..],
-            Err(error) => error.kind() == io::ErrorKind::UnexpectedEof,
-        }
-    }
-
-    fn read(
-        &mut self,
-        buffer: &mut [u8],
-        now: Instant,
-        sink: &mut impl FnMut(Freshness, Said<'_>),
-    ) -> io::Result<Read> {
-        let limit = self.history.as_ref().map(|past| past.until).or(self.end).unwrap_or(u64::MAX);
-        let room = usize::try_from(limit - self.offset.min(limit)).unwrap_or(usize::MAX).min(buffer.len());
-        let length = loop {
-            match self.file.read_at(&mut buffer[..room], self.offset) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => break other?,
-            }
-        };
-        let chunk = &buffer[..length];
-        let (start, caught_up) = (self.offset, self.caught_up);
-        let is_history = self.history.is_some();
-        let done = self.reader.read(chunk, |at, said| {
-            let freshness = if is_history {
-                Freshness::History
-            } else if start + (at as u64) < caught_up {
-                Freshness::CaughtUp
-            } else {
-                Freshness::Live
-            };
-            sink(freshness, said);
-        });
-        self.advance(&buffer[..done], now);
-        if is_history && (done == 0 || self.offset >= limit) {
-            self.end_history();
-        }
-        Ok(Read { bytes: done as u64, is_history, has_more: is_history || length == buffer.len() })
-    }
-
-    fn advance(&mut self, consumed: &[u8], now: Instant) {
-        if consumed.is_empty() {
-            return;
-        }
-        if self.head.len() < MEMORY && self.offset == self.head.len() as u64 {
-            let missing = (MEMORY - self.head.len()).min(consumed.len());
-            self.head.extend_from_slice(&consumed[..missing]);
-        }
-        let kept = MEMORY.saturating_sub(consumed.len()).min(self.before.len());
-        self.before.drain(..self.before.len() - kept);
-        self.before.extend_from_slice(&consumed[consumed.len().saturating_sub(MEMORY)..]);
-        self.offset += consumed.len() as u64;
-        self.grew_at = now;
-    }
-
-    /// Goes to where news begins. Without a cursor that is the half line at the end, if there is one: it is news once
-    /// it is whole.
-    fn end_history(&mut self) {
-        if let Some(History { until, context: Some(context) }) = self.history.take() {
-            self.offset = until;
-            self.reader = LineReader::resume(self.reader.file(), context);
-            self.remember_place();
-        }
-    }
-
-    /// How the file begins: as it was read, or as it is.
-    fn beginning(&self) -> Vec<u8> {
-        if self.head.is_empty() {
-            siblings::beginning(&self.file)
-        } else {
-            self.head[..self.head.len().min(BEGINNING)].to_vec()
-        }
-    }
-
-    /// Whether a file that begins with `other` begins as this one does.
-    fn begins_like(&self, other: &[u8]) -> bool {
-        let own = self.beginning();
-        let length = own.len().min(other.len());
-        length > 0 && own[..length] == other[..length]
-    }
-
-    /// Whether something is left that never became a line.
-    fn has_rest(&self) -> bool {
-        let length = self.end.or_else(|| self.file.metadata().ok().map(|found| found.len()));
-        length.is_some_and(|length| length > self.offset)
-    }
-}
-
 /// Whether a file existed before `looked_at`, so that it did not begin now but was moved or mounted here.
 fn began_before(metadata: &Metadata, looked_at: SystemTime) -> bool {
     /// File times may lag by a timer tick.
     const SLACK: Duration = Duration::from_secs(2);
     let is_before = |at: io::Result<SystemTime>| at.is_ok_and(|at| at + SLACK < looked_at);
     is_before(metadata.created()) || is_before(metadata.modified())
-}
-
-/// Exactly `length` bytes, `None` when the file is shorter.
-pub(super) fn read_exactly(file: &File, offset: u64, length: usize) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; length];
-    file.read_exact_at(&mut bytes, offset).ok()?;
-    Some(bytes)
-}
-
-/// Opens a regular file for reading; `None` when it is something else, which is not opened: the pipe directory, which
-/// may be the log directory too, has a FIFO that nobody else may read.
-pub(super) fn open_regular(path: &Path) -> io::Result<Option<(File, Metadata)>> {
-    if !fs::metadata(path)?.is_file() {
-        return Ok(None);
-    }
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
-    let metadata = file.metadata()?;
-    Ok(metadata.is_file().then_some((file, metadata)))
 }
 
 #[cfg(test)]
