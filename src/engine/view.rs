@@ -238,12 +238,16 @@ fn domain(
         active().filter(|seen| seen.devices.contains(&id)).map(|seen| seen.client).collect();
     let serving: BTreeSet<u32> =
         seen.iter().filter(|seen| seen.devices.contains(&id)).map(|seen| seen.server).collect();
-    let mut coupled = BTreeSet::from([id]);
-    for server in &serving {
-        let spans = seen.iter().filter(|seen| seen.server == *server && seen.devices.len() > 1);
-        coupled.extend(component(BTreeSet::from([id]), spans.map(|seen| &seen.devices)));
-    }
-    let hit = |seen: &&Seen<'_>| !seen.devices.is_disjoint(&coupled);
+    // Each server is its own context: what couples devices for one server's clients does not for another's.
+    let reach: BTreeMap<u32, BTreeSet<DeviceId>> = serving
+        .iter()
+        .map(|server| {
+            let spans = seen.iter().filter(|seen| seen.server == *server && seen.devices.len() > 1);
+            (*server, component(BTreeSet::from([id]), spans.map(|seen| &seen.devices)))
+        })
+        .collect();
+    let coupled: BTreeSet<DeviceId> = reach.values().flatten().copied().chain([id]).collect();
+    let hit = |seen: &&Seen<'_>| reach.get(&seen.server).is_some_and(|reach| !seen.devices.is_disjoint(reach));
     let application: Vec<&Client> = active().filter(hit).map(|seen| seen.client).collect();
     let server: Vec<&Client> =
         active().filter(|seen| serving.contains(&seen.server)).map(|seen| seen.client).collect();

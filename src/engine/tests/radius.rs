@@ -21,6 +21,19 @@ fn a_client_that_spans_two_gpus_couples_them_and_not_the_third() {
 }
 
 #[test]
+fn what_couples_gpus_for_one_servers_clients_does_not_for_anothers() {
+    let mut bench = Bench::new();
+    bench.client(10, &[0, 1], "a");
+    let other = SERVER + 1;
+    bench.control(LogMessage::ServerStarting { pid: other, uid: 1001 });
+    bench.log(LogFile::Server, other, LogMessage::DeviceAssociated { device: DeviceName::Uuid(uuid(1)) });
+    bench.log(LogFile::Server, other, LogMessage::ContextActive { pid: 11, context: 1 });
+    assert_eq!(bench.radius(0, Scope::Application), Some(1), "a context of another server is not hit");
+    assert_eq!(bench.radius(1, Scope::Application), Some(2));
+    assert_eq!(bench.radius(0, Scope::Server), Some(1));
+}
+
+#[test]
 fn processes_of_one_workload_count_once_as_workload() {
     let mut bench = Bench::new();
     bench.client(10, &[0], "job");
