@@ -17,8 +17,8 @@ Every metric of `/metrics`, in Prometheus text 0.0.4 and OpenMetrics 1.0.
   Xid, an Alertmanager's answer), `increase()` cannot see that event: use the gauge `…_last_timestamp_seconds` beside
   the counter, which is absent before the first event.
 - *Domain labels* are `fault_domain`, `gpu`, `UUID`, `GPU_I_ID`. `UUID` and `GPU_I_ID` have dcgm-exporter's spelling and
-  values, so that both exporters join on them. `fault_domain` is `<daemon>/<gpu index>[/<gpu instance id>]`, the UUID
-  where no index is known, `gpu/<index>` for a GPU without MPS.
+  values, so that both exporters join on them; of a MIG instance, `UUID` is its GPU's. `fault_domain` is
+  `<daemon>/<gpu index>[/<gpu instance id>]`, the UUID where no index is known, `gpu/<index>` for a GPU without MPS.
 - A client that spans devices counts on each of them: never sum `mps_clients` over devices; `mps_server_clients` counts
   every client once.
 - State sets are gauges with one series per state, 1 for the one that holds.

@@ -234,8 +234,12 @@ impl Device {
         self.facts.as_ref().and_then(|facts| facts.instance.as_ref()).map(|(gpu_instance, ..)| *gpu_instance)
     }
 
-    /// The label `UUID`: as much of it as is known, or empty.
+    /// The label `UUID`: as much of it as is known, or empty. That of a MIG instance is its GPU's, as `dcgm-exporter` has
+    /// it; `GPU_I_ID` tells the instances apart.
     pub fn uuid_label(&self) -> Arc<str> {
+        if let Some(facts) = self.facts.as_ref().filter(|facts| facts.instance.is_some()) {
+            return facts.gpu_uuid.clone();
+        }
         match &self.name {
             Name::Whole(uuid) | Name::Prefix(uuid) => uuid.clone(),
             Name::PciOnly | Name::Unknown(_) => "".into(),
@@ -327,6 +331,40 @@ mod tests {
         assert_eq!(devices.resolve(&DeviceName::Ordinal(1), Some(&visible)), id);
         assert_eq!(devices.resolve(&DeviceName::Ordinal(0), Some(&visible)), None);
         assert_eq!(devices.resolve(&DeviceName::Ordinal(0), None), None);
+    }
+
+    #[test]
+    fn instances_have_the_uuid_label_of_their_gpu() {
+        let instance = |gpu_instance: u32| MigFacts {
+            uuid: format!("MIG-0000000{gpu_instance}-2222-3333-4444-555566667777").into(),
+            gpu_instance,
+            compute_instance: 0,
+            profile: None,
+            compute_mode: None,
+            mps_clients: None,
+            compute_processes: None,
+        };
+        let gpu: Arc<str> = "GPU-1111aaaa-2222-3333-4444-555566667777".into();
+        let facts = GpuFacts {
+            index: 0,
+            uuid: gpu.clone(),
+            pci: PciAddress { domain: 0, bus: 0x3b, device: 0 },
+            model: None,
+            is_lost: false,
+            compute_mode: None,
+            recovery_action: None,
+            compute_capability: None,
+            mig_enabled: Some(true),
+            instances: vec![instance(1), instance(2)],
+            mps_clients: None,
+            compute_processes: None,
+        };
+        let mut devices = Devices::default();
+        devices.report(&GpuReport { driver_version: None, gpus: vec![facts] });
+        let labels: Vec<_> =
+            devices.iter().map(|(_, device)| (device.uuid_label(), device.gpu_instance_label())).collect();
+        let expected = ["", "1", "2"].map(|instance| (gpu.clone(), instance.into()));
+        assert_eq!(labels, expected);
     }
 
     #[test]

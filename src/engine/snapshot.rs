@@ -225,7 +225,7 @@ pub struct DomainLabels {
     pub fault_domain: Arc<str>,
     /// NVML index, empty where unknown.
     pub gpu: Arc<str>,
-    /// UUID with its prefix, of the MIG device's parent GPU's child where MIG is on.
+    /// UUID of the GPU with its prefix, also of a MIG instance's GPU.
     #[serde(rename = "UUID")]
     pub uuid: Arc<str>,
     /// GPU instance id, empty without MIG.
