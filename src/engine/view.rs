@@ -247,7 +247,8 @@ fn domain(
         })
         .collect();
     let coupled: BTreeSet<DeviceId> = reach.values().flatten().copied().chain([id]).collect();
-    let hit = |seen: &&Seen<'_>| reach.get(&seen.server).is_some_and(|reach| !seen.devices.is_disjoint(reach));
+    let hit =
+        |seen: &&Seen<'_>| reach.get(&seen.server).is_some_and(|reach| !seen.devices.is_disjoint(reach));
     let application: Vec<&Client> = active().filter(hit).map(|seen| seen.client).collect();
     let server: Vec<&Client> =
         active().filter(|seen| serving.contains(&seen.server)).map(|seen| seen.client).collect();
