@@ -173,7 +173,9 @@ impl LineReader {
 
     /// Reads a line as it is in the file, which may be a part of one.
     fn whole_line(&mut self, line: &[u8], sink: impl FnMut(Said<'_>)) {
-        let record = if self.file == LogFile::Merged { cri::record(line) } else { None };
+        // Too long is too long, prefix and all, also when the whole line arrives at once.
+        let may_have_prefix = self.file == LogFile::Merged && line.len() <= LINE_LIMIT;
+        let record = if may_have_prefix { cri::record(line) } else { None };
         let Some(record) = record else {
             return self.line(line).into_iter().for_each(sink);
         };

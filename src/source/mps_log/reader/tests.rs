@@ -191,6 +191,7 @@ fn any_line() -> impl Strategy<Value = Vec<u8>> {
         format!("2026-04-23T06:04:59.367188348Z stdout P {SERVER}Server has "),
         "2026-04-23T06:04:59.367188348Z stdout F started".to_owned(),
         "x".repeat(LINE_LIMIT + 1),
+        format!("2026-04-23T06:04:59.367188348Z stdout P {}", "x".repeat(LINE_LIMIT)),
         String::new(),
     ]);
     prop_oneof![
