@@ -19,6 +19,27 @@ mps::entries!();
 
 const GPU: &str = "GPU-8f6a2c10-1b2c-3d4e-5f60-718293a4b5c6";
 
+impl Program {
+    /// Beside the bed, which it is told of by configuration; it discovers nothing else.
+    fn start(bed: &Bed) -> Program {
+        Program::beside(bed, "", None)
+    }
+
+    /// With more configuration, and as another user.
+    fn beside(bed: &Bed, more: &str, uid: Option<u32>) -> Program {
+        let directory = bed.directory().join(format!("exporter-{}", uid.unwrap_or(0)));
+        let config = format!(
+            "daemons: [{{name: bed, pipe_directory: {}, log_directory: {}}}]\n\
+             discovery: {{enabled: false}}\nnvml: {{enabled: false}}\nkernel_log: {{enabled: false}}\n\
+             state: {{directory: {}}}\n{more}\n",
+            bed.pipe().display(),
+            bed.log().display(),
+            directory.display(),
+        );
+        Program::start_with(&directory, &config, uid)
+    }
+}
+
 /// A bed whose servers put their clients on one GPU, and the exporter beside it.
 fn start(version: &str) -> (Bed, Program) {
     let bed = Bed::start(version);
@@ -185,7 +206,7 @@ fn a_server_that_hangs_makes_the_daemon_wedged_and_is_asked_no_second_time_meanw
     for version in versions() {
         let bed = Bed::start(&version);
         bed.order_new_servers(&format!("device {GPU}"));
-        let exporter = Program::start_with(&bed, "control: {interval: 1s, timeout: 300ms}");
+        let exporter = Program::beside(&bed, "control: {interval: 1s, timeout: 300ms}", None);
         bed.start_server(0);
         exporter.expect(r#"mps_control_daemon_state{daemon="NAME",state="serving"}"#, 1.0);
         bed.order("hang");
@@ -249,7 +270,7 @@ fn an_unprivileged_user_sees_the_same() {
     for version in versions() {
         let mut bed = Bed::start(&version);
         bed.order_new_servers(&format!("device {GPU}"));
-        let exporter = Program::start_as(&bed, 65_534);
+        let exporter = Program::beside(&bed, "", Some(65_534));
         let client = bed.client(0).connected();
         exporter.expect_domain("mps_clients", GPU, "", 1.0);
         exporter.expect_at_least(r#"mps_control_queries_total{daemon="NAME",result="ok"}"#, 1.0);

@@ -131,9 +131,12 @@ pub fn find<'s>(script: &'s Script, uuid: &str) -> Option<Device<'s>> {
     None
 }
 
+/// The name of the function, and which of the system's threads calls it.
 fn trace(path: &str, function: &str) {
+    let thread = std::fs::read_link("/proc/thread-self").unwrap_or_default();
+    let line = format!("{function} {}\n", thread.display());
     let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-    let _untraced = file.and_then(|mut file| file.write_all(format!("{function}\n").as_bytes()));
+    let _untraced = file.and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
 impl State {

@@ -5,18 +5,10 @@ use std::time::Duration;
 use mps_exporter::event::EventKind;
 
 use crate::GPUS;
-use crate::rig::{Rig, health};
+use crate::rig::{NO_V2, NO_V3, Rig, THIRD, health};
 
-/// A GPU that is plugged in later: it makes the source ask what it asks but once, and register for events anew.
-const THIRD: &str = "gpu index=2 uuid=GPU-cccc pci=0000:af:00.0\n";
 /// What makes the source initialise NVML anew.
 const FAILING: &str = "error nvmlDeviceGetCount_v2 999\n";
-/// What makes it fall back to older lists.
-const NO_V3: &str = "error nvmlDeviceGetMPSComputeRunningProcesses_v3 13\n\
-                     error nvmlDeviceGetComputeRunningProcesses_v3 13\n";
-const NO_V2: &str = "error nvmlDeviceGetMPSComputeRunningProcesses_v2 13\n\
-                     error nvmlDeviceGetComputeRunningProcesses_v2 13\n";
-
 /// Every function that the poll thread calls, with what the script says beside the hang so that it is called.
 const POLLED: [(&str, &[&str]); 22] = [
     ("nvmlInit_v2", &[FAILING]),

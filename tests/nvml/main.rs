@@ -3,8 +3,11 @@
 
 mod calls;
 mod events;
+#[path = "../support/program.rs"]
+mod program;
 mod real;
 mod rig;
+mod scrapes;
 mod session;
 mod values;
 

@@ -15,9 +15,81 @@ use tokio::time::{Instant, timeout};
 /// Longer than anything here may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// A GPU that is plugged in later: it makes the source ask what it asks but once, and register for events anew.
+pub const THIRD: &str = "gpu index=2 uuid=GPU-cccc pci=0000:af:00.0\n";
+/// What makes it fall back to older lists.
+pub const NO_V3: &str = "error nvmlDeviceGetMPSComputeRunningProcesses_v3 13\n\
+                         error nvmlDeviceGetComputeRunningProcesses_v3 13\n";
+/// And to the oldest ones.
+pub const NO_V2: &str = "error nvmlDeviceGetMPSComputeRunningProcesses_v2 13\n\
+                         error nvmlDeviceGetComputeRunningProcesses_v2 13\n";
+
+/// A library with its script, and a proc tree without processes.
+pub struct Folder(TempDir);
+
+impl Folder {
+    /// With the whole library.
+    pub fn new() -> Folder {
+        Folder::with(&[])
+    }
+
+    /// With a library that lacks these symbols.
+    fn with(missing: &[&str]) -> Folder {
+        let folder = Folder(tempfile::tempdir().unwrap());
+        std::fs::write(folder.library(), without(missing)).unwrap();
+        std::fs::create_dir_all(folder.proc()).unwrap();
+        folder
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub fn library(&self) -> PathBuf {
+        self.path().join("libnvidia-ml.so.1")
+    }
+
+    pub fn proc(&self) -> PathBuf {
+        self.path().join("proc")
+    }
+
+    /// Replaces the script.
+    pub fn script(&self, text: &str) {
+        let new = self.path().join("new-script");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, self.path().join("libnvidia-ml.so.1.script")).unwrap();
+    }
+
+    /// The statement that has calls noted.
+    pub fn trace(&self) -> String {
+        format!("trace {}\n", self.path().join("calls").display())
+    }
+
+    /// Functions called since the script said so, and the threads that did.
+    pub fn calls(&self) -> Vec<(String, String)> {
+        let text = std::fs::read_to_string(self.path().join("calls")).unwrap_or_default();
+        let call = |line: &str| line.split_once(' ').map(|(call, thread)| (call.into(), thread.into()));
+        text.lines().filter_map(call).collect()
+    }
+
+    /// Puts the driver's files in place, with those of the GPU that `GPUS` has at 3b.
+    pub fn load_driver(&self) {
+        let gpu = self.proc().join("driver/nvidia/gpus/0000:3b:00.0");
+        std::fs::create_dir_all(&gpu).unwrap();
+        std::fs::write(gpu.join("information"), "GPU UUID: \t GPU-aaaa\nBus Location: \t 0000:3b:00.0\n")
+            .unwrap();
+        std::fs::write(self.proc().join("driver/nvidia/version"), "NVRM version\n").unwrap();
+    }
+
+    /// Takes them away.
+    pub fn unload_driver(&self) {
+        std::fs::remove_dir_all(self.proc().join("driver")).unwrap();
+    }
+}
+
 /// The source, running.
 pub struct Rig {
-    folder: TempDir,
+    pub folder: Folder,
     queue: mpsc::Receiver<Vec<Event>>,
     backlog: std::collections::VecDeque<EventKind>,
     stop: watch::Sender<bool>,
@@ -51,17 +123,14 @@ impl Rig {
     }
 
     pub fn with(setup: &Setup<'_>) -> Rig {
-        let folder = tempfile::tempdir().unwrap();
-        let library = folder.path().join("libnvidia-ml.so.1");
-        std::fs::write(&library, without(setup.missing)).unwrap();
-        std::fs::create_dir_all(folder.path().join("proc")).unwrap();
-        write_script(folder.path(), setup.script);
+        let folder = Folder::with(setup.missing);
+        folder.script(setup.script);
         if setup.has_driver {
-            load_driver(folder.path());
+            folder.load_driver();
         }
         let settings = Settings {
-            library: setup.library.clone().unwrap_or(library),
-            proc: folder.path().join("proc"),
+            library: setup.library.clone().unwrap_or_else(|| folder.library()),
+            proc: folder.proc(),
             module: folder.path().join("no-module"),
             interval: setup.interval,
             min_spacing: Duration::from_millis(5),
@@ -76,34 +145,28 @@ impl Rig {
         Rig { folder, queue, backlog: [].into(), stop, source, poke }
     }
 
-    /// Its folder, with `proc` in it.
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
-    }
-
     /// Replaces the script.
     pub fn script(&self, text: &str) {
-        write_script(self.folder(), text);
+        self.folder.script(text);
     }
 
     /// Gives a pid to a program.
     pub fn process(&self, pid: u32, comm: &str, exe: &str) {
-        let process = self.folder().join("proc").join(pid.to_string());
+        let process = self.folder.proc().join(pid.to_string());
         std::fs::create_dir_all(&process).unwrap();
         let zeros = "0 ".repeat(16);
         std::fs::write(process.join("stat"), format!("{pid} ({comm}) S {zeros}1 0 5000 0\n")).unwrap();
         std::os::unix::fs::symlink(exe, process.join("exe")).unwrap();
     }
 
-    /// Functions called so far, of those since the script said `trace` (see [`trace`]).
+    /// Functions called so far, of those since the script said `trace`.
     pub fn calls(&self) -> Vec<String> {
-        let text = std::fs::read_to_string(self.folder().join("calls")).unwrap_or_default();
-        text.lines().map(str::to_owned).collect()
+        self.folder.calls().into_iter().map(|(call, _thread)| call).collect()
     }
 
     /// The statement that has calls noted.
     pub fn trace(&self) -> String {
-        format!("trace {}\n", self.folder().join("calls").display())
+        self.folder.trace()
     }
 
     /// The next thing that the source says which `wanted` makes something of.
@@ -201,26 +264,6 @@ pub fn health(kind: EventKind) -> Option<Result<(), String>> {
         }
         _ => None,
     }
-}
-
-/// Puts the driver's files in place, with those of the GPU that `GPUS` has at 3b.
-pub fn load_driver(folder: &Path) {
-    let gpu = folder.join("proc/driver/nvidia/gpus/0000:3b:00.0");
-    std::fs::create_dir_all(&gpu).unwrap();
-    std::fs::write(gpu.join("information"), "GPU UUID: \t GPU-aaaa\nBus Location: \t 0000:3b:00.0\n")
-        .unwrap();
-    std::fs::write(folder.join("proc/driver/nvidia/version"), "NVRM version\n").unwrap();
-}
-
-/// Takes them away.
-pub fn unload_driver(folder: &Path) {
-    std::fs::remove_dir_all(folder.join("proc/driver")).unwrap();
-}
-
-fn write_script(folder: &Path, text: &str) {
-    let new = folder.join("new-script");
-    std::fs::write(&new, text).unwrap();
-    std::fs::rename(new, folder.join("libnvidia-ml.so.1.script")).unwrap();
 }
 
 /// The stand-in without these symbols: their names in the file are made others.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mps_exporter::event::GpuReport;
 
 use crate::GPUS;
-use crate::rig::{Rig, Setup, load_driver, unload_driver};
+use crate::rig::{Rig, Setup};
 
 fn lost(report: &GpuReport) -> Vec<(&str, bool)> {
     report.gpus.iter().map(|gpu| (&*gpu.uuid, gpu.is_lost)).collect()
@@ -95,7 +95,7 @@ async fn a_driver_may_be_unloaded_and_loaded_again() {
     let mut rig = Rig::new(GPUS);
     rig.up().await;
     rig.script(&format!("{}{GPUS}", rig.trace()));
-    unload_driver(rig.folder());
+    rig.folder.unload_driver();
     // The stand-in goes on without a driver; what matters is that the old session was ended first.
     while !rig.calls().iter().any(|call| call == "nvmlInit_v2") {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -105,7 +105,7 @@ async fn a_driver_may_be_unloaded_and_loaded_again() {
         |name: &str| calls.iter().position(|call| call == name).unwrap_or_else(|| panic!("no {name}"));
     assert!(place("nvmlEventSetFree") < place("nvmlShutdown"), "{calls:?}");
     assert!(place("nvmlShutdown") < place("nvmlInit_v2"), "{calls:?}");
-    load_driver(rig.folder());
+    rig.folder.load_driver();
     rig.skip();
     rig.report_where("GPUs", |report| report.gpus.len() == 2).await;
 }
@@ -115,7 +115,7 @@ async fn a_gpu_that_the_driver_binds_later_has_nvml_initialised_anew() {
     let mut rig = Rig::new(GPUS);
     rig.up().await;
     rig.script(&format!("{}{GPUS}", rig.trace()));
-    std::fs::create_dir(rig.folder().join("proc/driver/nvidia/gpus/0000:af:00.0")).unwrap();
+    std::fs::create_dir(rig.folder.proc().join("driver/nvidia/gpus/0000:af:00.0")).unwrap();
     while !rig.calls().iter().any(|call| call == "nvmlInit_v2") {
         rig.report().await;
     }

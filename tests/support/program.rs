@@ -1,4 +1,6 @@
-//! The exporter's own binary, started beside a bed.
+//! The exporter's own binary, running.
+
+#![allow(dead_code)]
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -6,8 +8,6 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-
-use crate::mps::bed::Bed;
 
 /// How long a change may take to be seen.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -21,39 +21,16 @@ pub struct Program {
 }
 
 impl Program {
-    /// Beside the bed, which it is told of by configuration; it discovers nothing else.
-    pub fn start(bed: &Bed) -> Program {
-        Program::start_with(bed, "")
-    }
-
-    /// With more configuration.
-    pub fn start_with(bed: &Bed, more: &str) -> Program {
-        Program::begin(bed, more, None)
-    }
-
-    /// As another user.
-    pub fn start_as(bed: &Bed, uid: u32) -> Program {
-        Program::begin(bed, "", Some(uid))
-    }
-
-    fn begin(bed: &Bed, more: &str, uid: Option<u32>) -> Program {
-        let directory = bed.directory().join(format!("exporter-{}", uid.unwrap_or(0)));
-        std::fs::create_dir_all(&directory).unwrap();
+    /// With this configuration, which is kept in this directory, as this user or as whoever runs the test.
+    pub fn start_with(directory: &Path, config: &str, uid: Option<u32>) -> Program {
+        std::fs::create_dir_all(directory).unwrap();
         if uid.is_some() {
-            std::os::unix::fs::chown(&directory, uid, uid).unwrap();
+            std::os::unix::fs::chown(directory, uid, uid).unwrap();
         }
-        let config = directory.join("config.yml");
-        let text = format!(
-            "daemons: [{{name: bed, pipe_directory: {}, log_directory: {}}}]\n\
-             discovery: {{enabled: false}}\nnvml: {{enabled: false}}\nkernel_log: {{enabled: false}}\n\
-             state: {{directory: {}}}\n{more}\n",
-            bed.pipe().display(),
-            bed.log().display(),
-            directory.display(),
-        );
-        std::fs::write(&config, text).unwrap();
-        let (child, address) = spawn(&config, uid);
-        Program { child, config, uid, address }
+        let path = directory.join("config.yml");
+        std::fs::write(&path, config).unwrap();
+        let (child, address) = spawn(&path, uid);
+        Program { child, config: path, uid, address }
     }
 
     /// SIGKILL.
