@@ -93,7 +93,9 @@ fn log(seeds: &'static str) -> impl Strategy<Value = Log> {
     let whole = select(lines.clone()).prop_map(|line| line.as_bytes().to_vec());
     let damaged = (select(lines), vec(damage(), 1..4)).prop_map(|(line, damages)| {
         let mut line = line.as_bytes().to_vec();
-        damages.into_iter().for_each(|damage| damage.apply(&mut line));
+        for damage in damages {
+            damage.apply(&mut line);
+        }
         line
     });
     let line = prop_oneof![5 => whole, 4 => damaged, 1 => vec(any::<u8>(), 0..80)];
