@@ -94,13 +94,13 @@ impl Workload {
     }
 
     /// A key that is equal exactly when [`Workload::is_same`] holds.
-    pub fn key(&self) -> String {
+    pub fn key(&self) -> (&'static str, &str) {
         match self {
-            Workload::Pod { uid, .. } => format!("pod/{uid}"),
-            Workload::Slurm { job, .. } => format!("slurm/{job}"),
-            Workload::Container { id } => format!("container/{id}"),
-            Workload::Unit { unit } => format!("unit/{unit}"),
-            Workload::Cgroup { path } => format!("cgroup/{path}"),
+            Workload::Pod { uid, .. } => ("pod", uid),
+            Workload::Slurm { job, .. } => ("slurm", job),
+            Workload::Container { id } => ("container", id),
+            Workload::Unit { unit } => ("unit", unit),
+            Workload::Cgroup { path } => ("cgroup", path),
         }
     }
 }

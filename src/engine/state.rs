@@ -454,10 +454,27 @@ impl Client {
         Some(Duration::try_from(now.duration_since(since)).unwrap_or_default())
     }
 
-    /// A key that is the same for the processes of one workload, and this process's own where none is known.
-    pub fn workload_key(&self) -> String {
-        self.workload.as_ref().map_or_else(|| format!("process/{:?}", self.key), Workload::key)
+    /// Equal for the processes of one workload; this process's own where none is known.
+    pub fn workload_key(&self) -> WorkloadKey<'_> {
+        self.workload
+            .as_ref()
+            .map_or(WorkloadKey::Process(self.key), |workload| WorkloadKey::Known(workload.key()))
     }
+
+    /// Its GPU memory, as NVML lists it; unknown as soon as it is unknown on one device.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        let listed = Some(&self.nvml).filter(|nvml| !nvml.is_empty())?;
+        listed.values().try_fold(0_u64, |sum, bytes| Some(sum.saturating_add((*bytes)?)))
+    }
+}
+
+/// What tells workloads apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum WorkloadKey<'a> {
+    /// A workload that a source named.
+    Known((&'static str, &'a str)),
+    /// A process that no source attributes.
+    Process(ClientKey),
 }
 
 #[cfg(test)]

@@ -12,9 +12,8 @@ use super::snapshot::{
     ClientState, ClientView, Count, DaemonState, DaemonView, Disagreement, DomainLabels, DomainView, GpuView,
     LossCause, Radius, Scope, ServerView, Sharing, Snapshot, XidView,
 };
-use super::state::{Client, Daemon, Domain, Server, component};
+use super::state::{Client, Daemon, Domain, Server, WorkloadKey, component};
 use crate::event::{ComputeMode, Rejection, SourceName};
-use crate::identity::DaemonName;
 
 const REJECTIONS: [Rejection; 5] = [
     Rejection::ClientLimit,
@@ -33,28 +32,59 @@ const LOSSES: [LossCause; 6] = [
 ];
 const CAUSES: [Cause; 5] = [Cause::Fault, Cause::ServerExit, Cause::Gpu, Cause::Killed, Cause::Unexplained];
 
-/// A client and its devices, worked out once for the whole picture.
+/// A client and what is asked of it again and again, worked out once for the whole picture.
 struct Seen<'a> {
     server: u32,
     client: &'a Client,
     devices: BTreeSet<DeviceId>,
+    workload: WorkloadKey<'a>,
+    memory_bytes: Option<u64>,
+    work_at_risk: Option<Duration>,
 }
 
-fn seen_by(daemon: &Daemon) -> Vec<Seen<'_>> {
-    let clients =
-        daemon.servers.values().flat_map(|server| server.clients.values().map(|client| (server.pid, client)));
-    clients.map(|(server, client)| Seen { server, client, devices: client.devices() }).collect()
+/// A daemon, its clients and the names of its fault domains.
+struct Site<'a> {
+    daemon: &'a Daemon,
+    seen: Vec<Seen<'a>>,
+    labels: BTreeMap<DeviceId, Arc<str>>,
+}
+
+impl<'a> Site<'a> {
+    fn new(core: &Core, daemon: &'a Daemon) -> Site<'a> {
+        let seen = |server: u32, client: &'a Client| Seen {
+            server,
+            client,
+            devices: client.devices(),
+            workload: client.workload_key(),
+            memory_bytes: client.memory_bytes(),
+            work_at_risk: client.work_at_risk(core.now.wall),
+        };
+        let all = daemon
+            .servers
+            .values()
+            .flat_map(|server| server.clients.values().map(move |client| seen(server.pid, client)));
+        let labels =
+            core.devices.iter().map(|(id, _)| (id, domain_label(&daemon.site.name, &core.devices, id)));
+        Site { daemon, seen: all.collect(), labels: labels.collect() }
+    }
+
+    fn active(&self) -> impl Iterator<Item = &Seen<'a>> {
+        self.seen.iter().filter(|seen| seen.client.lost.is_none())
+    }
+
+    fn labels<'b>(&self, devices: impl IntoIterator<Item = &'b DeviceId>) -> Vec<Arc<str>> {
+        devices.into_iter().map(|id| self.labels[id].clone()).collect()
+    }
 }
 
 pub(super) fn snapshot(node: &Node) -> Snapshot {
     let core = &node.core;
-    let seen: BTreeMap<&DaemonName, Vec<Seen<'_>>> =
-        node.daemons.iter().map(|(name, daemon)| (name, seen_by(daemon))).collect();
-    let mut domains: Vec<DomainView> = node
-        .daemons
-        .values()
-        .flat_map(|daemon| {
-            daemon.domains.iter().map(|(id, counters)| domain(node, daemon, &seen, *id, counters))
+    let sites: Vec<Site<'_>> = node.daemons.values().map(|daemon| Site::new(core, daemon)).collect();
+    let mut domains: Vec<DomainView> = sites
+        .iter()
+        .flat_map(|site| {
+            let counted = site.daemon.domains.iter();
+            counted.map(|(id, counters)| domain(node, site, &sites, *id, counters))
         })
         .collect();
     let served: BTreeSet<DeviceId> =
@@ -72,7 +102,7 @@ pub(super) fn snapshot(node: &Node) -> Snapshot {
         daemons: node.daemons.values().map(|daemon| daemon_view(core, daemon)).collect(),
         servers: node.daemons.values().flat_map(|daemon| servers(core, daemon)).collect(),
         domains,
-        clients: node.daemons.values().flat_map(|daemon| clients(core, daemon)).collect(),
+        clients: sites.iter().flat_map(clients).collect(),
         gpus: gpus(core),
         xids: xids(core),
         sources: core.sources.values().cloned().collect(),
@@ -166,76 +196,58 @@ fn servers(core: &Core, daemon: &Daemon) -> Vec<ServerView> {
     labels.into_iter().map(view).collect()
 }
 
-fn clients(core: &Core, daemon: &Daemon) -> Vec<ClientView> {
-    let name = &daemon.site.name;
-    let view = |server: &Server, client: &Client| ClientView {
-        daemon: name.clone(),
-        server: server.label(),
-        pid: client.key.pid(),
-        host_pid: client.host_pid(),
-        command: client.command.clone(),
-        workload: client.workload.clone(),
-        domains: client.devices().into_iter().map(|id| domain_label(name, &core.devices, id)).collect(),
-        devices_known_by: client.evidence(),
-        contexts: count(client.contexts.keys()).max(count(client.nvml.keys())),
-        memory_bytes: memory([client].into_iter()),
-        connected_at: client.connected_at,
-        started_at: client.started_at,
-        checkpoint_at: client.checkpoint,
-        has_checkpoint_place: client.has_checkpoint_place,
-        state: if client.lost.is_some() { ClientState::Lost } else { ClientState::Active },
-    };
-    daemon
-        .servers
-        .values()
-        .flat_map(|server| server.clients.values().map(move |client| view(server, client)))
-        .collect()
+fn clients<'a>(site: &'a Site<'_>) -> impl Iterator<Item = ClientView> + use<'a> {
+    let servers: BTreeMap<u32, Arc<str>> =
+        site.daemon.servers.values().map(|server| (server.pid, server.label())).collect();
+    site.seen.iter().map(move |seen| {
+        let client = seen.client;
+        ClientView {
+            daemon: site.daemon.site.name.clone(),
+            server: servers[&seen.server].clone(),
+            pid: client.key.pid(),
+            host_pid: client.host_pid(),
+            command: client.command.clone(),
+            workload: client.workload.clone(),
+            domains: site.labels(&seen.devices),
+            devices_known_by: client.evidence(),
+            contexts: count(client.contexts.keys()).max(count(client.nvml.keys())),
+            memory_bytes: seen.memory_bytes,
+            connected_at: client.connected_at,
+            started_at: client.started_at,
+            checkpoint_at: client.checkpoint,
+            has_checkpoint_place: client.has_checkpoint_place,
+            state: if client.lost.is_some() { ClientState::Lost } else { ClientState::Active },
+        }
+    })
 }
 
-/// GPU memory of clients; unknown as soon as it is unknown of one.
-fn memory<'a>(clients: impl Iterator<Item = &'a Client>) -> Option<u64> {
-    let mut sum = 0_u64;
-    for client in clients {
-        if client.nvml.is_empty() {
-            return None;
-        }
-        for bytes in client.nvml.values() {
-            sum = sum.saturating_add((*bytes)?);
-        }
-    }
-    Some(sum)
-}
-
-fn radius<'a>(core: &Core, clients: impl Iterator<Item = &'a Client> + Clone) -> Radius {
-    let workloads: BTreeSet<String> = clients.clone().map(Client::workload_key).collect();
+fn radius<'a>(clients: impl Iterator<Item = &'a Seen<'a>>) -> Radius {
+    let (mut count, mut workloads) = (0_u32, BTreeSet::new());
+    // Unknown as soon as it is unknown of one.
+    let mut memory = Some(0_u64);
     let mut risk: Option<Duration> = None;
-    for work in clients.clone().filter_map(|client| client.work_at_risk(core.now.wall)) {
-        risk = Some(risk.unwrap_or_default() + work);
+    for seen in clients {
+        count = count.saturating_add(1);
+        workloads.insert(seen.workload);
+        memory = memory.zip(seen.memory_bytes).map(|(sum, bytes)| sum.saturating_add(bytes));
+        risk = risk.zip(seen.work_at_risk).map(|(sum, work)| sum + work).or(risk).or(seen.work_at_risk);
     }
-    let is_empty = clients.clone().next().is_none();
     Radius {
-        clients: Some(count(clients.clone())),
-        workloads: Some(count(workloads.iter())),
-        memory_bytes: memory(clients),
-        work_at_risk: if is_empty { Some(Duration::ZERO) } else { risk },
+        clients: Some(count),
+        workloads: Some(u32::try_from(workloads.len()).unwrap_or(u32::MAX)),
+        memory_bytes: memory,
+        work_at_risk: if count == 0 { Some(Duration::ZERO) } else { risk },
     }
 }
 
-fn domain(
-    node: &Node,
-    daemon: &Daemon,
-    all_seen: &BTreeMap<&DaemonName, Vec<Seen<'_>>>,
-    id: DeviceId,
-    counters: &Domain,
-) -> DomainView {
+fn domain(node: &Node, site: &Site<'_>, sites: &[Site<'_>], id: DeviceId, counters: &Domain) -> DomainView {
     let core = &node.core;
+    let Site { daemon, seen, .. } = site;
     let device = core.devices.get(id);
     let sees = core.sees_clients(daemon);
-    let seen = all_seen.get(&daemon.site.name).map(Vec::as_slice).unwrap_or_default();
     let on_device = |client: &Client| client.devices().contains(&id);
-    let active = || seen.iter().filter(|seen| seen.client.lost.is_none());
     let here: Vec<&Client> =
-        active().filter(|seen| seen.devices.contains(&id)).map(|seen| seen.client).collect();
+        site.active().filter(|seen| seen.devices.contains(&id)).map(|seen| seen.client).collect();
     let serving: BTreeSet<u32> =
         seen.iter().filter(|seen| seen.devices.contains(&id)).map(|seen| seen.server).collect();
     // Each server is its own context: what couples devices for one server's clients does not for another's.
@@ -249,14 +261,12 @@ fn domain(
     let coupled: BTreeSet<DeviceId> = reach.values().flatten().copied().chain([id]).collect();
     let hit =
         |seen: &&Seen<'_>| reach.get(&seen.server).is_some_and(|reach| !seen.devices.is_disjoint(reach));
-    let application: Vec<&Client> = active().filter(hit).map(|seen| seen.client).collect();
-    let server: Vec<&Client> =
-        active().filter(|seen| serving.contains(&seen.server)).map(|seen| seen.client).collect();
+    let of_server = |seen: &&Seen<'_>| serving.contains(&seen.server);
     let known = |radius: Radius| if sees { radius } else { Radius::default() };
     let scopes = vec![
-        (Scope::Application, known(radius(core, application.iter().copied()))),
-        (Scope::Server, known(radius(core, server.iter().copied()))),
-        (Scope::Gpu, gpu_radius(node, all_seen, id)),
+        (Scope::Application, known(radius(site.active().filter(hit)))),
+        (Scope::Server, known(radius(site.active().filter(of_server)))),
+        (Scope::Gpu, gpu_radius(core, sites, id)),
     ];
     let faults = daemon.servers.values().filter_map(|server| server.fault.as_ref());
     let case_here = |number: Option<u64>| {
@@ -273,7 +283,7 @@ fn domain(
     });
     let facts = device.facts.as_ref();
     DomainView {
-        labels: labels(domain_label(&daemon.site.name, &core.devices, id), device),
+        labels: labels(site.labels[&id].clone(), device),
         daemon: Some(daemon.site.name.clone()),
         sharing: Some(Sharing::Mps),
         model_name: facts.and_then(|facts| facts.model.clone()),
@@ -290,7 +300,7 @@ fn domain(
         lost: LOSSES.into_iter().map(|cause| (cause, of(&counters.lost, &cause))).collect(),
         radius: scopes,
         coupled_devices: sees.then(|| count(coupled.iter())),
-        coupled_with: coupled.iter().map(|id| domain_label(&daemon.site.name, &core.devices, *id)).collect(),
+        coupled_with: site.labels(&coupled),
         bypassing_processes: core.bypassing(&node.daemons, id),
         incidents: CAUSES.into_iter().map(|cause| (cause, of(&counters.incidents, &cause))).collect(),
         last_incident: counters.last_incident.clone(),
@@ -307,29 +317,25 @@ fn of<K: Ord>(counts: &BTreeMap<K, Count>, key: &K) -> Count {
 }
 
 /// Everything on the piece of hardware: clients of all daemons, and processes without MPS, on all MIG instances.
-fn gpu_radius(node: &Node, all_seen: &BTreeMap<&DaemonName, Vec<Seen<'_>>>, id: DeviceId) -> Radius {
-    let core = &node.core;
+fn gpu_radius(core: &Core, sites: &[Site<'_>], id: DeviceId) -> Radius {
     let gpu = core.devices.same_gpu(id);
-    let clients: Vec<&Client> = all_seen
-        .values()
-        .flatten()
-        .filter(|seen| seen.client.lost.is_none() && gpu.iter().any(|device| seen.devices.contains(device)))
-        .map(|seen| seen.client)
-        .collect();
+    let is_here = |seen: &&Seen<'_>| gpu.iter().any(|device| seen.devices.contains(device));
+    let clients = || sites.iter().flat_map(Site::active).filter(is_here);
+    let pids: BTreeSet<u32> = clients().filter_map(|seen| seen.client.host_pid()).collect();
     // Without NVML nobody tells of the processes that do not use MPS.
     let mut others: BTreeMap<u32, Option<u64>> = BTreeMap::new();
     for device in &gpu {
         let Some(facts) = core.devices.get(*device).facts.as_ref() else { return Radius::default() };
         let Some(compute) = &facts.compute_processes else { return Radius::default() };
         for process in compute.iter().filter(|process| !process.is_mps_server) {
-            if clients.iter().any(|client| client.host_pid() == Some(process.pid)) {
+            if pids.contains(&process.pid) {
                 continue;
             }
             let sum = others.entry(process.pid).or_insert(Some(0));
             *sum = sum.zip(process.memory_bytes).map(|(a, b)| a.saturating_add(b));
         }
     }
-    let mine = radius(core, clients.iter().copied());
+    let mine = radius(clients());
     let extra = count(others.keys());
     let extra_memory = others.values().try_fold(0_u64, |sum, bytes| Some(sum.saturating_add((*bytes)?)));
     Radius {

@@ -320,12 +320,9 @@ impl<'p> View<'p> {
 
     fn workloads(&self, clients: &[&'p Client]) -> Vec<Branch> {
         let mut groups: Vec<(String, Vec<&Client>)> = Vec::new();
-        let mut index: BTreeMap<String, usize> = BTreeMap::new();
+        let mut index: BTreeMap<Result<(&str, &str), u32>, usize> = BTreeMap::new();
         for client in clients {
-            let key = client
-                .workload
-                .as_ref()
-                .map_or_else(|| format!("pid {}", client.pid), crate::identity::Workload::key);
+            let key = client.workload.as_ref().map(crate::identity::Workload::key).ok_or(client.pid);
             let at = *index.entry(key).or_insert_with(|| {
                 let name = client.workload.as_ref().map_or_else(String::new, ToString::to_string);
                 groups.push((name, Vec::new()));

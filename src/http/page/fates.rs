@@ -113,9 +113,9 @@ fn is_hit(incident: &Incident, domain: &DomainView) -> bool {
 }
 
 fn workloads<'a>(clients: &[&'a ClientView], incident: Option<&'a Incident>) -> Vec<Group<'a>> {
-    let mut groups: BTreeMap<String, Group<'a>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&'static str, &'a str), Group<'a>> = BTreeMap::new();
     let mut add = |workload: Option<&'a Workload>, entry: Entry<'a>| {
-        let key = workload.map_or_else(|| format!("command/{:?}", entry.command), Workload::key);
+        let key = workload.map_or_else(|| ("command", entry.command.unwrap_or_default()), Workload::key);
         let name = || words::workload(workload);
         groups.entry(key).or_insert_with(|| Group { name: name(), entries: Vec::new() }).entries.push(entry);
     };
