@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -10,6 +12,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use mps_exporter::demo::{Options, Simulation};
+use mps_exporter::http::WebOptions;
+use support::nodes;
+use support::server::{Running as Exporter, serve, serve_with};
+use tokio::io::{AsyncBufReadExt as _, BufReader as AsyncBufReader, Lines};
+use tokio::process::ChildStdout;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_mps-exporter");
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -125,12 +132,10 @@ fn a_running_exporter_is_asked_over_a_socket_and_watched() {
         .spawn()
         .unwrap();
     let mut output = BufReader::new(watch.stdout.take().unwrap());
-    let mut pictures = 0;
     let mut line = String::new();
-    while pictures < 2 {
+    while !line.contains("6 clients on 2 fault domains") {
         line.clear();
         assert_ne!(output.read_line(&mut line).unwrap(), 0, "it ended by itself");
-        pictures += usize::from(line.contains("6 clients on 2 fault domains"));
     }
     rustix::process::kill_process(rustix::process::Pid::from_child(&watch), rustix::process::Signal::INT)
         .unwrap();
@@ -138,6 +143,71 @@ fn a_running_exporter_is_asked_over_a_socket_and_watched() {
     let mut rest = String::new();
     output.read_to_string(&mut rest).unwrap();
     assert!(!rest.contains('\x1b'), "no terminal, no escape sequences: {rest}");
+}
+
+/// What a watch prints until a line has this part; how many pictures began meanwhile.
+async fn printed(lines: &mut Lines<AsyncBufReader<ChildStdout>>, part: &str) -> usize {
+    let mut pictures = 0;
+    let found = async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            pictures += usize::from(line.contains("1 MPS control daemon"));
+            if line.contains(part) {
+                return;
+            }
+        }
+        panic!("it ended by itself");
+    };
+    tokio::time::timeout(PATIENCE, found).await.unwrap_or_else(|_| panic!("{part:?} was not printed"));
+    pictures
+}
+
+fn show_clients(exporter: &Exporter, clients: u32) {
+    exporter.snapshots.store(nodes::node(1, clients).into());
+    exporter.generations.send_modify(|generation| *generation += 1);
+}
+
+#[tokio::test]
+async fn a_change_is_shown_when_it_happens() {
+    let exporter = serve(nodes::node(1, 2), None).await;
+    let address = exporter.address;
+    let mut watch = tokio::process::Command::new(PROGRAM)
+        .args(["status", "--watch", "--url", &format!("http://{address}")])
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = AsyncBufReader::new(watch.stdout.take().unwrap()).lines();
+    printed(&mut lines, " 2 clients on").await;
+    let begun = Instant::now();
+    for clients in 3..=12 {
+        show_clients(&exporter, clients);
+        printed(&mut lines, &format!(" {clients} clients on")).await;
+    }
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(10), "ten changes took {took:?}, as if they were polled for");
+
+    let begun = Instant::now();
+    for clients in (2..200).chain([1]) {
+        show_clients(&exporter, clients);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let pictures = printed(&mut lines, " 1 client on").await;
+    let bound = begun.elapsed().as_millis() / 200 + 2;
+    assert!(pictures as u128 <= bound, "{pictures} pictures of two hundred changes");
+
+    exporter.stop.send_replace(true);
+    exporter.serving.await.unwrap();
+    printed(&mut lines, "no exporter answers at").await;
+    let options = WebOptions {
+        listen: vec![address.to_string().parse().unwrap()],
+        systemd_socket: false,
+        telemetry_path: "/metrics".into(),
+        config_file: None,
+    };
+    let exporter = serve_with(&options, nodes::node(1, 5)).await;
+    printed(&mut lines, " 5 clients on").await;
+    show_clients(&exporter, 6);
+    printed(&mut lines, " 6 clients on").await;
 }
 
 #[test]

@@ -91,6 +91,11 @@ impl Look {
         self.outputs.snapshots.load_full()
     }
 
+    /// Tells when what is seen changes.
+    pub fn generations(&self) -> watch::Receiver<u64> {
+        self.outputs.generations.subscribe()
+    }
+
     /// Waits until every source has told something and nothing new comes, but no longer than `limit`.
     pub async fn settle(&self, limit: Duration) {
         let deadline = Instant::now() + limit;

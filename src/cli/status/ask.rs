@@ -1,4 +1,4 @@
-//! Asks a running exporter for its snapshot.
+//! Asks a running exporter for its snapshot, and listens for changes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,19 +7,25 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::header::{HOST, USER_AGENT};
-use hyper::{Request, StatusCode, Uri};
+use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinSet;
 
 /// How long a question may take, connection and all.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// A snapshot is not larger.
 const MAX_ANSWER: usize = 64 << 20;
-/// What is asked for.
-const PATH: &str = "/api/v1/status";
+/// The whole snapshot.
+const STATUS: &str = "/api/v1/status";
+/// What happens, as it happens.
+const EVENTS: &str = "/api/v1/events";
+/// A stream that tells nothing for this long, not even that it lives, is dead. A sign of life comes every 15 s.
+const SILENCE: Duration = Duration::from_secs(40);
 
 /// Where an exporter listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,10 +108,12 @@ pub enum AskError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// It refuses.
-    #[error("{address} answered {path} with status {status}{hint}", path = PATH)]
+    #[error("{address} answered {path} with status {status}{hint}")]
     Status {
         /// Where.
         address: Address,
+        /// To what.
+        path: &'static str,
         /// The status.
         status: StatusCode,
         /// What to do about it.
@@ -115,33 +123,121 @@ pub enum AskError {
 
 /// The answer to `/api/v1/status`.
 pub async fn ask(address: &Address) -> Result<Bytes, AskError> {
-    let asked = tokio::time::timeout(DEADLINE, async {
-        let failed = |source| AskError::Connect { address: address.clone(), source };
-        match address {
-            Address::Http { host, port, prefix } => {
-                let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
-                let authority =
-                    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-                get(address, stream, &authority, prefix).await
-            }
-            Address::Unix(path) => {
-                let stream = UnixStream::connect(path).await.map_err(failed)?;
-                get(address, stream, "localhost", "").await
-            }
-        }
-    });
-    asked.await.unwrap_or_else(|_| Err(AskError::Timeout(address.clone())))
+    within_deadline(address, async {
+        let answer = get(address, STATUS).await?;
+        let body = Limited::new(answer.response.into_body(), MAX_ANSWER).collect().await;
+        Ok(body.map_err(|source| AskError::Http { address: address.clone(), source })?.to_bytes())
+    })
+    .await
 }
 
-async fn get<S>(address: &Address, stream: S, authority: &str, prefix: &str) -> Result<Bytes, AskError>
+/// What an exporter tells of itself, as it happens: `/api/v1/events`.
+pub struct News {
+    address: Address,
+    answer: Answer,
+    events: Events,
+}
+
+impl News {
+    /// Begins to listen. The first event comes at once.
+    pub async fn listen(address: &Address) -> Result<News, AskError> {
+        let answer = within_deadline(address, get(address, EVENTS)).await?;
+        Ok(News { address: address.clone(), answer, events: Events::default() })
+    }
+
+    /// Who tells.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Waits for an event, whichever: the picture is another. Cancelling it loses none.
+    pub async fn next(&mut self) -> Result<(), AskError> {
+        let failed = |source| AskError::Http { address: self.address.clone(), source };
+        loop {
+            let frame = tokio::time::timeout(SILENCE, self.answer.response.body_mut().frame()).await;
+            let frame = frame.map_err(|_| failed("it fell silent".into()))?;
+            let frame = frame.ok_or_else(|| failed("it ended the stream".into()))?;
+            let frame = frame.map_err(|error| failed(error.into()))?;
+            if frame.data_ref().is_some_and(|bytes| self.events.end_in(bytes)) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A stream of server-sent events, of which only the ends matter.
+#[derive(Debug, Default)]
+struct Events {
+    /// The line so far: its first byte.
+    line: Option<u8>,
+    has_data: bool,
+}
+
+impl Events {
+    /// Whether an event ends in the next bytes of the stream: at an empty line below its data.
+    fn end_in(&mut self, bytes: &[u8]) -> bool {
+        let mut is_end = false;
+        for byte in bytes {
+            match (byte, self.line) {
+                (b'\n', None) => is_end |= std::mem::take(&mut self.has_data),
+                (b'\n', Some(first)) => {
+                    self.has_data |= first == b'd';
+                    self.line = None;
+                }
+                (byte, None) => self.line = Some(*byte),
+                (_, Some(_)) => {}
+            }
+        }
+        is_end
+    }
+}
+
+/// An answer that is being read. The connection ends with it.
+struct Answer {
+    response: Response<Incoming>,
+    _connection: JoinSet<hyper::Result<()>>,
+}
+
+async fn within_deadline<T>(
+    address: &Address,
+    asked: impl Future<Output = Result<T, AskError>>,
+) -> Result<T, AskError> {
+    let asked = tokio::time::timeout(DEADLINE, asked).await;
+    asked.unwrap_or_else(|_| Err(AskError::Timeout(address.clone())))
+}
+
+async fn get(address: &Address, path: &'static str) -> Result<Answer, AskError> {
+    let failed = |source| AskError::Connect { address: address.clone(), source };
+    match address {
+        Address::Http { host, port, prefix } => {
+            let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
+            let authority =
+                if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+            get_on(address, stream, &authority, prefix, path).await
+        }
+        Address::Unix(socket) => {
+            let stream = UnixStream::connect(socket).await.map_err(failed)?;
+            get_on(address, stream, "localhost", "", path).await
+        }
+    }
+}
+
+async fn get_on<S>(
+    address: &Address,
+    stream: S,
+    authority: &str,
+    prefix: &str,
+    path: &'static str,
+) -> Result<Answer, AskError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let failed = |source| AskError::Http { address: address.clone(), source };
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(error.into()))?;
-    let connection = tokio::spawn(connection);
-    let request = Request::get(format!("{prefix}{PATH}"))
+    let mut connections = JoinSet::new();
+    connections.spawn(connection);
+    let request = Request::get(format!("{prefix}{path}"))
         .header(HOST, authority)
         .header(USER_AGENT, concat!("mps-exporter/", env!("CARGO_PKG_VERSION")))
         .body(Empty::<Bytes>::new())
@@ -156,16 +252,28 @@ where
             StatusCode::NOT_FOUND => ": is it an mps-exporter?",
             _ => "",
         };
-        return Err(AskError::Status { address: address.clone(), status, hint });
+        return Err(AskError::Status { address: address.clone(), path, status, hint });
     }
-    let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await.map_err(failed)?;
-    connection.abort();
-    Ok(body.to_bytes())
+    Ok(Answer { response, _connection: connections })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_event_is_seen_at_its_end_however_it_arrives() {
+        let text =
+            b"retry: 3000\n\n: still here\n\nevent: snapshot\ndata: {}\n\nevent: incident\ndata: {}\n\n";
+        for length in 1..text.len() {
+            let mut events = Events::default();
+            let ends = text.chunks(length).filter(|bytes| events.end_in(bytes)).count();
+            assert!((1..=2).contains(&ends) && (length > 20 || ends == 2), "{ends} in pieces of {length}");
+        }
+        let mut events = Events::default();
+        assert!(!events.end_in(b": still here\n\nretry: 3000\n\nevent: snapshot\ndata: {}\n"));
+        assert!(events.end_in(b"\n"));
+    }
 
     #[test]
     fn addresses_are_read_and_written() {

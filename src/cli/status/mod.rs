@@ -46,7 +46,7 @@ pub struct Status {
     #[arg(long = "config.file", value_name = "FILE")]
     pub config_file: Option<PathBuf>,
 
-    /// Stay, and show every change. Ctrl-C ends it.
+    /// Stay, and show every change as it happens. Ctrl-C ends it.
     #[arg(long, conflicts_with = "json")]
     pub watch: bool,
 

@@ -1,17 +1,24 @@
-//! The picture, again and again, in the same place.
+//! The picture, in the same place, whenever it changes.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
 
+use super::ask::{Address, News};
 use super::screen::{Line, Style, text};
 use super::{Eye, has_color, lines};
 use crate::cli::text::{columns, print, rows};
 
-/// How often it is drawn.
-const EVERY: Duration = Duration::from_secs(2);
+/// How often it is drawn at most, however much happens.
+const MIN_PAUSE: Duration = Duration::from_millis(200);
+/// How often it is drawn at least: times since something happened go on.
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+/// How often an exporter that gives no events is asked.
+const POLL: Duration = Duration::from_secs(2);
 /// To the other screen, without a cursor.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 /// Back, with one.
@@ -39,33 +46,85 @@ pub(super) async fn watch(eye: &Eye, note: Option<&str>, is_whole: bool) -> anyh
     let listen = |kind| signal(kind).context("cannot listen for signals");
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut terminate = listen(SignalKind::terminate())?;
-    let mut resized = listen(SignalKind::window_change())?;
+    let resized = listen(SignalKind::window_change())?;
+    tokio::select! {
+        drawn = draw(eye, note, is_whole, resized) => drawn,
+        _ = interrupt.recv() => Ok(()),
+        _ = terminate.recv() => Ok(()),
+    }
+}
+
+async fn draw(eye: &Eye, note: Option<&str>, is_whole: bool, mut resized: Signal) -> anyhow::Result<()> {
     let is_terminal = std::io::stdout().is_terminal();
     let _screen = is_terminal.then(OtherScreen::enter).transpose()?;
-    let mut ticks = tokio::time::interval(EVERY);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut changes = Changes::of(eye).await;
+    let mut shown = String::new();
     loop {
-        let draw = async {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                _ = resized.recv() => {}
-            }
-            let width = columns().unwrap_or(usize::MAX);
-            let picture = match eye.look().await {
-                Ok(json) => lines(&json, note, width, is_whole),
-                Err(error) => Err(error),
-            };
-            let picture = picture.unwrap_or_else(|error| vec![Line::new(Style::Bad, &format!("{error:#}"))]);
-            if is_terminal {
-                print(&frame(&picture, width, rows().unwrap_or(usize::MAX)))
-            } else {
-                print(&(text(&picture, width, false) + "\n"))
-            }
+        let drawn_at = Instant::now();
+        let width = columns().unwrap_or(usize::MAX);
+        let picture = match eye.look().await {
+            Ok(json) => lines(&json, note, width, is_whole),
+            Err(error) => Err(error),
         };
+        let picture = picture.unwrap_or_else(|error| vec![Line::new(Style::Bad, &format!("{error:#}"))]);
+        let picture = if is_terminal {
+            frame(&picture, width, rows().unwrap_or(usize::MAX))
+        } else {
+            text(&picture, width, false) + "\n"
+        };
+        if picture != shown {
+            print(&picture)?;
+            shown = picture;
+        }
         tokio::select! {
-            drawn = draw => drawn?,
-            _ = interrupt.recv() => return Ok(()),
-            _ = terminate.recv() => return Ok(()),
+            () = changes.next() => {}
+            () = sleep(MAX_PAUSE) => {}
+            // The terminal may have moved what was drawn.
+            _ = resized.recv() => shown.clear(),
+        }
+        sleep_until(drawn_at + MIN_PAUSE).await;
+    }
+}
+
+/// What tells that the picture may be another.
+enum Changes {
+    /// The own look.
+    Own(watch::Receiver<u64>),
+    /// An exporter's events.
+    Events(News),
+    /// Nothing: the exporter gives no events now, and is asked again and again.
+    Poll(Address),
+}
+
+impl Changes {
+    async fn of(eye: &Eye) -> Changes {
+        match eye {
+            Eye::Own(look) => Changes::Own(look.generations()),
+            Eye::Exporter(address) => Changes::of_exporter(address).await,
+        }
+    }
+
+    async fn of_exporter(address: &Address) -> Changes {
+        News::listen(address).await.map_or_else(|_| Changes::Poll(address.clone()), Changes::Events)
+    }
+
+    /// Waits until the picture may be another.
+    async fn next(&mut self) {
+        match self {
+            Changes::Own(generations) => {
+                if generations.changed().await.is_err() {
+                    std::future::pending().await
+                }
+            }
+            Changes::Events(news) => {
+                if news.next().await.is_err() {
+                    *self = Changes::Poll(news.address().clone());
+                }
+            }
+            Changes::Poll(address) => {
+                sleep(POLL).await;
+                *self = Changes::of_exporter(address).await;
+            }
         }
     }
 }
