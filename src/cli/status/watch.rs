@@ -113,7 +113,7 @@ impl Changes {
         match self {
             Changes::Own(generations) => {
                 if generations.changed().await.is_err() {
-                    std::future::pending().await;
+                    std::future::pending::<()>().await;
                 }
             }
             Changes::Events(news) => {
