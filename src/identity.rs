@@ -46,6 +46,15 @@ pub enum DeviceName {
     Ordinal(u32),
 }
 
+impl DeviceName {
+    /// By what was known of a UUID.
+    pub fn of_uuid(uuid: &Arc<str>) -> DeviceName {
+        /// `GPU-` or `MIG-` and 32 digits in five groups.
+        const WHOLE: usize = 40;
+        if uuid.len() < WHOLE { DeviceName::UuidPrefix(uuid.clone()) } else { DeviceName::Uuid(uuid.clone()) }
+    }
+}
+
 /// Who a process works for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]

@@ -53,6 +53,14 @@ impl Moment {
         Moment { wall, mono: self.mono.after(by) }
     }
 
+    /// The moment `millis` earlier on both clocks.
+    #[cfg(test)]
+    #[must_use]
+    pub fn before(self, millis: u64) -> Moment {
+        let by = Duration::from_millis(millis);
+        Moment { wall: self.wall.checked_sub(by).unwrap_or(Timestamp::MIN), mono: self.mono.before(by) }
+    }
+
     /// The moment at which the wall clock, as it runs now, showed `wall`.
     ///
     /// Sources use it for records that carry only a wall-clock stamp.

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/beside.rs"]
+mod beside;
 #[path = "support/mps/mod.rs"]
 mod mps;
 #[path = "support/program.rs"]
@@ -18,27 +20,6 @@ use support::Program;
 mps::entries!();
 
 const GPU: &str = "GPU-8f6a2c10-1b2c-3d4e-5f60-718293a4b5c6";
-
-impl Program {
-    /// Beside the bed, which it is told of by configuration; it discovers nothing else.
-    fn start(bed: &Bed) -> Program {
-        Program::beside(bed, "", None)
-    }
-
-    /// With more configuration, and as another user.
-    fn beside(bed: &Bed, more: &str, uid: Option<u32>) -> Program {
-        let directory = bed.directory().join(format!("exporter-{}", uid.unwrap_or(0)));
-        let config = format!(
-            "daemons: [{{name: bed, pipe_directory: {}, log_directory: {}}}]\n\
-             discovery: {{enabled: false}}\nnvml: {{enabled: false}}\nkernel_log: {{enabled: false}}\n\
-             state: {{directory: {}}}\n{more}\n",
-            bed.pipe().display(),
-            bed.log().display(),
-            directory.display(),
-        );
-        Program::start_with(&directory, &config, uid)
-    }
-}
 
 /// A bed whose servers put their clients on one GPU, and the exporter beside it.
 fn start(version: &str) -> (Bed, Program) {

@@ -22,6 +22,10 @@ Every metric of `/metrics`, in Prometheus text 0.0.4 and OpenMetrics 1.0.
 - A client that spans devices counts on each of them: never sum `mps_clients` over devices; `mps_server_clients` counts
   every client once.
 - State sets are gauges with one series per state, 1 for the one that holds.
+- An incident is counted once, when it reaches the domain, by the cause that is known then: a counter never goes down, so
+  it does not move to another cause when evidence for one comes later. `mps_clients_lost_total` counts each lost client
+  by its own cause, and `/api/v1/incidents` has the cause that the incident turned out to have. After a restart an
+  incident that went on is not counted again.
 - `mps_incidents_total` carries the last incident's id as an OpenMetrics exemplar (`incident_id`), which
   `/api/v1/incidents` resolves.
 - Text from outside (command and pod names, paths) is cut at 256 bytes and freed of control characters; such a value

@@ -37,7 +37,8 @@ fn config(address: SocketAddr, resolve: bool) -> Alertmanager {
 
 fn incident() -> Arc<Incident> {
     let incident: Incident = serde_json::from_str(include_str!("support/incident.json")).unwrap();
-    let device = IncidentDevice { uuid: "GPU-0".into(), gpu: "0".into(), gpu_instance: "".into() };
+    let device =
+        IncidentDevice { uuid: "GPU-0".into(), gpu: "0".into(), gpu_instance: "".into(), mig_uuid: None };
     Arc::new(Incident { devices: vec![device], started_at: jiff::Timestamp::now(), ..incident })
 }
 

@@ -11,8 +11,9 @@ use super::incident::{
     Cause, Change, Culprit, CulpritEvidence, Evidence, Incident, IncidentChange, IncidentDevice,
     IncidentState, IncidentXid, Recovery, Victim, VictimEvidence,
 };
-use super::state::{Client, ClientKey};
-use crate::identity::DaemonName;
+use super::state::{Client, ClientKey, Daemon};
+use crate::event::Freshness;
+use crate::identity::{DaemonName, DeviceName};
 use crate::time::{Moment, Mono};
 
 /// Lines kept as evidence of one incident.
@@ -22,6 +23,11 @@ const MAX_XIDS: usize = 32;
 /// Incidents that can be open at once. With more the oldest is closed.
 const MAX_OPEN: usize = 256;
 
+/// How long an incident that an earlier run left open waits for the log of its daemon.
+const LOG_AWAITED: Duration = Duration::from_secs(30);
+/// How long after that what became of its processes is awaited.
+const PROCESSES_AWAITED: Duration = Duration::from_secs(1);
+
 /// All open incidents, and the closed ones that outlets still show.
 #[derive(Debug)]
 pub(super) struct Cases {
@@ -30,8 +36,10 @@ pub(super) struct Cases {
     next: u64,
     kept: usize,
     told: Vec<IncidentChange>,
-    /// Ids of incidents that an earlier run recorded: they are not news.
-    known: BTreeSet<Arc<str>>,
+    /// Ids of all of them.
+    ids: BTreeSet<Arc<str>>,
+    /// Ids of those that an earlier run recorded.
+    recorded: BTreeSet<Arc<str>>,
 }
 
 /// An open incident.
@@ -40,14 +48,20 @@ pub(super) struct Case {
     pub number: u64,
     pub incident: Incident,
     pub daemon: DaemonName,
-    pub server_pid: Option<u32>,
     pub devices: BTreeSet<DeviceId>,
     pub opened: Mono,
+    /// When the window in which losses arrive began: at the opening, or when that was told of.
+    pub since: Mono,
+    /// Until when an incident of an earlier run is left as it was recorded: the lines and processes that tell what
+    /// became of it may not have been looked at yet.
+    pub awaits: Option<Mono>,
     /// Whether the window has passed.
     pub is_settled: bool,
     /// Victims by client; the value is the position in the incident's list.
     victims: BTreeMap<ClientKey, usize>,
     changes: Vec<Change>,
+    /// Domains where it has been counted, by this run or an earlier one.
+    pub counted_on: BTreeSet<DeviceId>,
     /// Domains where the mass client loss has been counted.
     pub mass_counted_on: BTreeSet<DeviceId>,
     /// An earlier run opened it.
@@ -62,7 +76,9 @@ pub(super) struct Opening<'a> {
     pub devices: &'a BTreeSet<DeviceId>,
     pub cause: Cause,
     pub at: Moment,
-    pub caught_up: bool,
+    /// When that is told.
+    pub now: Mono,
+    pub freshness: Freshness,
 }
 
 impl Cases {
@@ -73,7 +89,8 @@ impl Cases {
             next: 1,
             kept,
             told: Vec::new(),
-            known: BTreeSet::new(),
+            ids: BTreeSet::new(),
+            recorded: BTreeSet::new(),
         }
     }
 
@@ -102,26 +119,38 @@ impl Cases {
     }
 
     /// Takes over what an earlier run recorded.
-    pub fn restore(&mut self, recorded: Vec<Incident>, now: Moment) {
+    pub fn restore(&mut self, recorded: Vec<Incident>, devices: &mut Devices, now: Moment) {
         for incident in recorded {
-            self.known.insert(incident.id.clone());
-            if incident.state == IncidentState::Closed {
+            self.ids.insert(incident.id.clone());
+            self.recorded.insert(incident.id.clone());
+            let Some(daemon) = incident.daemon.clone().filter(|_| incident.state != IncidentState::Closed)
+            else {
                 self.keep(Arc::new(incident));
                 continue;
-            }
-            let Some(daemon) = incident.daemon.clone() else { continue };
+            };
+            let on: BTreeSet<DeviceId> = incident
+                .devices
+                .iter()
+                .filter_map(|device| match device.mig_uuid.as_ref().unwrap_or(&device.uuid) {
+                    uuid if uuid.is_empty() => devices.unknown(&daemon),
+                    uuid => devices.resolve(&DeviceName::of_uuid(uuid), None),
+                })
+                .collect();
             let number = self.next;
             self.next += 1;
             let victims = incident.victims.iter().enumerate();
             let victims = victims.map(|(place, victim)| (ClientKey::Named(victim.pid), place)).collect();
+            let opened = now.at_wall(incident.started_at).mono;
             let case = Case {
                 number,
                 daemon,
-                server_pid: None,
-                devices: BTreeSet::new(),
-                opened: now.at_wall(incident.started_at).mono,
+                opened,
+                since: opened,
+                awaits: Some(now.mono.after(LOG_AWAITED)),
                 is_settled: false,
-                mass_counted_on: BTreeSet::new(),
+                counted_on: on.clone(),
+                mass_counted_on: if incident.mass_client_loss { on.clone() } else { BTreeSet::new() },
+                devices: on,
                 victims,
                 changes: Vec::new(),
                 is_restored: true,
@@ -131,13 +160,21 @@ impl Cases {
         }
     }
 
+    /// The log of this daemon has been read: its incidents of an earlier run go on when their processes have been
+    /// looked at too.
+    pub fn log_read(&mut self, daemon: &DaemonName, at: Mono) {
+        for case in self.open.values_mut().filter(|case| case.daemon == *daemon) {
+            case.awaits = case.awaits.map(|until| until.min(at.after(PROCESSES_AWAITED)));
+        }
+    }
+
     /// The incident that evidence on `devices` belongs to: one on the same server and coupled set that opened within
-    /// the window. Without devices, any of that server's.
+    /// the window. Without devices, any of that server's. History belongs to what an earlier run recorded, or to none.
     pub fn matching(&self, opening: &Opening<'_>, window: Duration) -> Option<u64> {
         let joins = |case: &&Case| {
-            let same_server = case.server_pid.is_none()
+            let same_server = case.incident.server_pid.is_none()
                 || opening.server_pid.is_none()
-                || case.server_pid == opening.server_pid;
+                || case.incident.server_pid == opening.server_pid;
             let same_set = case.devices.is_empty()
                 || opening.devices.is_empty()
                 || !case.devices.is_disjoint(opening.devices);
@@ -145,25 +182,37 @@ impl Cases {
                 && same_server
                 && same_set
                 && case.opened.distance(opening.at.mono) <= window
+                && (case.is_restored || opening.freshness != Freshness::History)
         };
         self.open.values().rev().find(joins).map(|case| case.number)
     }
 
-    /// Opens an incident. The second value says whether an earlier run had recorded the same one.
-    pub fn open(&mut self, opening: &Opening<'_>) -> (u64, bool) {
+    /// Whether evidence is only read again: an earlier run has recorded its incident from beginning to end.
+    pub fn is_over(&self, opening: &Opening<'_>, window: Duration) -> bool {
+        opening.freshness == Freshness::CaughtUp
+            && self.closed.iter().any(|incident| {
+                incident.daemon.as_ref() == Some(opening.daemon)
+                    && (incident.server_pid.is_none() || incident.server_pid == opening.server_pid)
+                    && incident.started_at.duration_since(opening.at.wall).unsigned_abs() <= window
+                    && self.recorded.contains(&incident.id)
+            })
+    }
+
+    /// Opens an incident.
+    pub fn open(&mut self, opening: &Opening<'_>) -> u64 {
         if self.open.len() >= MAX_OPEN
             && let Some(oldest) = self.open.keys().next().copied()
         {
             self.close(oldest, opening.at.wall);
         }
-        let id = incident_id(opening);
-        let is_known = self.known.contains(&id);
-        if is_known && let Some(case) = self.open.values_mut().find(|case| case.incident.id == id) {
-            case.server_pid = case.server_pid.or(opening.server_pid);
-            case.devices.extend(opening.devices);
-            return (case.number, true);
+        // Two GPUs may be lost in the same instant.
+        let mut id = incident_id(opening, 0);
+        for salt in 1.. {
+            if self.ids.insert(id.clone()) {
+                break;
+            }
+            id = incident_id(opening, salt);
         }
-        self.closed.retain(|incident| incident.id != id);
         let number = self.next;
         self.next += 1;
         let incident = Incident {
@@ -176,6 +225,7 @@ impl Cases {
             clients_before: 0,
             daemon: Some(opening.daemon.clone()),
             server: opening.server_label.clone(),
+            server_pid: opening.server_pid,
             fault_domains: Vec::new(),
             devices: Vec::new(),
             culprit: None,
@@ -184,23 +234,25 @@ impl Cases {
             recovery: Recovery::default(),
             work_lost_seconds: None,
             evidence: Vec::new(),
-            caught_up: opening.caught_up,
+            caught_up: opening.freshness == Freshness::CaughtUp,
         };
         let case = Case {
             number,
             incident,
             daemon: opening.daemon.clone(),
-            server_pid: opening.server_pid,
             devices: opening.devices.clone(),
             opened: opening.at.mono,
+            since: opening.at.mono.max(opening.now),
+            awaits: None,
             is_settled: false,
+            counted_on: BTreeSet::new(),
             mass_counted_on: BTreeSet::new(),
             victims: BTreeMap::new(),
-            changes: vec![if is_known { Change::Updated } else { Change::Opened }],
-            is_restored: is_known,
+            changes: vec![Change::Opened],
+            is_restored: false,
         };
         self.open.insert(number, case);
-        (number, is_known)
+        number
     }
 
     /// Ends an incident.
@@ -218,7 +270,8 @@ impl Cases {
         self.closed.push_back(incident);
         while self.closed.len() > self.kept {
             if let Some(old) = self.closed.pop_front() {
-                self.known.remove(&old.id);
+                self.ids.remove(&old.id);
+                self.recorded.remove(&old.id);
             }
         }
     }
@@ -226,7 +279,7 @@ impl Cases {
     /// What outlets have to be told since the last call, in order.
     pub fn take_changes(&mut self) -> Vec<IncidentChange> {
         for case in self.open.values_mut() {
-            if !case.changes.is_empty() {
+            if !case.changes.is_empty() && case.awaits.is_none() {
                 case.tell(&mut self.told);
             }
         }
@@ -371,24 +424,59 @@ impl Case {
         }
     }
 
+    /// Counts the incident on the domains where it has not been, under its cause as it is now known; it is never
+    /// counted again under another. `is_news`: no earlier run has.
+    pub fn count(&mut self, daemon: &mut Daemon, is_news: bool) {
+        for device in &self.devices {
+            if self.counted_on.insert(*device) && is_news {
+                let domain = daemon.domains.entry(*device).or_default();
+                domain.last_incident = Some(self.incident.id.clone());
+                domain.incidents.entry(self.incident.cause).or_default().add(self.incident.started_at);
+            }
+        }
+    }
+
+    /// Counts the mass client loss, if it is one, on the domains where it has not been.
+    pub fn count_mass_loss(&mut self, daemon: &mut Daemon, at: Timestamp, is_news: bool) {
+        if !self.incident.mass_client_loss {
+            return;
+        }
+        for device in &self.devices {
+            let domain = daemon.domains.entry(*device).or_default();
+            domain.mass_loss_last_clients = u32::try_from(self.incident.victims.len()).ok();
+            if self.mass_counted_on.insert(*device) && is_news {
+                domain.mass_losses.add(at);
+            }
+        }
+    }
+
     /// Victims whose process has not ended.
     pub fn unexited(&self) -> impl Iterator<Item = u32> {
         self.incident.victims.iter().filter(|victim| victim.exited_at.is_none()).map(|victim| victim.pid)
     }
 
-    /// Writes down the labels of the devices.
+    /// Writes down the labels of the devices. What an earlier run knew of one stands until NVML tells it again.
     pub fn label(&mut self, devices: &Devices) {
-        let label = |id: &DeviceId| {
+        let recorded: Vec<_> =
+            self.incident.fault_domains.drain(..).zip(self.incident.devices.drain(..)).collect();
+        for id in &self.devices {
             let device = devices.get(*id);
-            IncidentDevice {
+            let labels = IncidentDevice {
                 uuid: device.uuid_label(),
                 gpu: device.gpu_label(),
                 gpu_instance: device.gpu_instance_label(),
-            }
-        };
-        self.incident.devices = self.devices.iter().map(label).collect();
-        self.incident.fault_domains =
-            self.devices.iter().map(|id| domain_label(&self.daemon, devices, *id)).collect();
+                mig_uuid: device.mig_uuid(),
+            };
+            let known = recorded.iter().find(|(_, known)| {
+                device.facts.is_none()
+                    && known.mig_uuid == labels.mig_uuid
+                    && (known.uuid == labels.uuid || labels.mig_uuid.is_some())
+            });
+            let (domain, labels) =
+                known.cloned().unwrap_or_else(|| (domain_label(&self.daemon, devices, *id), labels));
+            self.incident.fault_domains.push(domain);
+            self.incident.devices.push(labels);
+        }
     }
 }
 
@@ -397,12 +485,14 @@ pub(super) fn domain_label(daemon: &DaemonName, devices: &Devices, id: DeviceId)
     format!("{daemon}/{}", devices.get(id).domain_part()).into()
 }
 
-/// An id that sorts by time and is the same whenever the same lines are read again.
-fn incident_id(opening: &Opening<'_>) -> Arc<str> {
+/// An id that sorts by time and is the same whenever the same lines are read again. `salt` tells incidents apart that
+/// the same thing opened.
+fn incident_id(opening: &Opening<'_>, salt: u8) -> Arc<str> {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64; // FNV-1a
-    let cause = [opening.cause as u8];
+    let rest = [opening.cause as u8, salt];
+    let rest = &rest[..if salt == 0 { 1 } else { 2 }];
     let server = opening.server_pid.unwrap_or(0).to_le_bytes();
-    for byte in opening.daemon.as_bytes().iter().chain(&server).chain(&cause) {
+    for byte in opening.daemon.as_bytes().iter().chain(&server).chain(rest) {
         hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     }
     format!("{:012x}-{:08x}", opening.at.wall.as_millisecond().max(0), (hash ^ (hash >> 32)) & 0xffff_ffff)

@@ -21,6 +21,10 @@ impl Core {
     /// Applies the result of a session.
     pub fn look(&mut self, daemon: &mut Daemon, result: &Result<Look, LookError>, at: Moment) {
         let Ok(look) = result else { return };
+        if let Some(awaited) = &mut daemon.log_awaited {
+            awaited.asks = true;
+            return;
+        }
         daemon.protocol = look.protocol.clone().or(daemon.protocol.take());
         daemon.default_active_thread_percentage =
             look.default_active_thread_percentage.or(daemon.default_active_thread_percentage);
@@ -65,7 +69,11 @@ impl Core {
         if ended.any(|(pid, ended)| *pid == told.pid && at.mono.since(*ended) <= SESSION_TAKES) {
             return;
         }
-        let Some(server) = self.ensure_server(daemon, told.pid, at) else { return };
+        if self.ensure_server(daemon, told.pid, at).is_none() {
+            return;
+        }
+        self.take_up(daemon, told.pid, told.status == Some(ServerStatus::Fault), at);
+        let Some(server) = daemon.servers.get_mut(&told.pid) else { return };
         // Another answer had missed it. An exit line or the end of its process is newer than any answer.
         server.ending = server.ending.take().filter(|ending| ending.evidence_source != "control");
         let in_fault = server.fault.is_some();

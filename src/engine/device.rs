@@ -246,6 +246,14 @@ impl Device {
         }
     }
 
+    /// The UUID of a MIG device.
+    pub fn mig_uuid(&self) -> Option<Arc<str>> {
+        match &self.name {
+            Name::Whole(uuid) | Name::Prefix(uuid) if uuid.starts_with("MIG-") => Some(uuid.clone()),
+            _ => None,
+        }
+    }
+
     /// The label `gpu`, empty where no index is known.
     pub fn gpu_label(&self) -> Arc<str> {
         self.facts.as_ref().map_or_else(|| "".into(), |facts| facts.index.to_string().into())

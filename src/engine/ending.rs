@@ -134,7 +134,7 @@ impl Core {
         self.effects.push(Effect::Unwatch(daemon.site.name.clone(), server_pid));
         let name = &daemon.site.name;
         for case in self.cases.open_cases_mut() {
-            if case.daemon == *name && case.server_pid == Some(server_pid) {
+            if case.daemon == *name && case.incident.server_pid == Some(server_pid) {
                 case.incident.recovery.blocked_by.clear();
             }
         }

@@ -31,9 +31,6 @@ impl Core {
         if !is_same {
             let awaiting = server.fault.take().map(|fault| fault.awaiting).unwrap_or_default();
             server.fault = Some(Fault { began: at, awaiting, has_recreated: false, culprit: None });
-            if is_news {
-                daemon.place(server_pid).faults.add(at.wall);
-            }
         }
         let Some(server) = daemon.servers.get_mut(&server_pid) else { return };
         if let (Some(fault), Some(pid)) = (&mut server.fault, culprit) {
@@ -55,6 +52,10 @@ impl Core {
         let Some(number) = self.case_for(daemon, Some(server_pid), &coupled, Cause::Fault, at) else {
             return;
         };
+        let is_recorded = self.cases.get(number).is_some_and(|case| case.is_restored);
+        if is_news && !is_same && !is_recorded {
+            daemon.place(server_pid).faults.add(at.wall);
+        }
         if let Some(case) = self.cases.get_mut(number) {
             if !devices.is_empty() {
                 case.incident.clients_before = case.incident.clients_before.max(before);
@@ -128,7 +129,7 @@ impl Core {
         for key in gone {
             server.clients.remove(&key);
         }
-        self.cases_recovered(daemon, at, |case| case.server_pid == Some(server_pid));
+        self.cases_recovered(daemon, at, |case| case.incident.server_pid == Some(server_pid));
     }
 
     /// Writes the recovery into the incidents that wait for it.
@@ -136,7 +137,10 @@ impl Core {
         let is_news = self.freshness != Freshness::History;
         let name = daemon.site.name.clone();
         for case in self.cases.open_cases_mut() {
-            if case.daemon != name || case.incident.recovery.recovered_at.is_some() || !is_meant(case) {
+            // History tells of earlier recoveries too.
+            let is_before = at.mono < case.opened;
+            let is_known = case.incident.recovery.recovered_at.is_some();
+            if case.daemon != name || is_before || is_known || !is_meant(case) {
                 continue;
             }
             let seconds = at.mono.since(case.opened).as_secs_f64();
@@ -154,10 +158,13 @@ impl Core {
 
     /// A new server is ready: whatever waited for one has recovered.
     pub fn server_replaced(&mut self, daemon: &mut Daemon, new_pid: u32, at: Moment) {
-        let gone: BTreeSet<u32> = self.cases.open_cases().filter_map(|case| case.server_pid).collect();
+        let gone: BTreeSet<u32> =
+            self.cases.open_cases().filter_map(|case| case.incident.server_pid).collect();
         let gone: BTreeSet<u32> =
             gone.into_iter().filter(|pid| *pid != new_pid && !daemon.servers.contains_key(pid)).collect();
-        self.cases_recovered(daemon, at, |case| case.server_pid.is_some_and(|pid| gone.contains(&pid)));
+        self.cases_recovered(daemon, at, |case| {
+            case.incident.server_pid.is_some_and(|pid| gone.contains(&pid))
+        });
     }
 
     /// Writes into an incident who still blocks recovery.

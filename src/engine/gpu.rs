@@ -207,6 +207,7 @@ impl Core {
             device,
             code: xid.code,
             at,
+            told: self.now.mono,
             source: xid.source,
             pid,
             count: xid.count.max(1),

@@ -28,6 +28,9 @@ pub struct Incident {
     pub daemon: Option<Arc<str>>,
     /// The server's label.
     pub server: Option<Arc<str>>,
+    /// The server's pid, as the daemon names it.
+    #[serde(default)]
+    pub server_pid: Option<u32>,
     /// `fault_domain` labels.
     pub fault_domains: Vec<Arc<str>>,
     /// The devices of those domains: one for each of `fault_domains`, in the same order.
@@ -87,6 +90,9 @@ pub struct IncidentDevice {
     /// The label `GPU_I_ID`, empty without MIG.
     #[serde(rename = "GPU_I_ID")]
     pub gpu_instance: Arc<str>,
+    /// The UUID of the MIG device, whose label `UUID` is its GPU's.
+    #[serde(rename = "MIG_UUID", default, skip_serializing_if = "Option::is_none")]
+    pub mig_uuid: Option<Arc<str>>,
 }
 
 /// Who did it.

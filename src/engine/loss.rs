@@ -55,9 +55,6 @@ impl Core {
         cause: Cause,
         at: Moment,
     ) -> Option<u64> {
-        if self.freshness == Freshness::History {
-            return None;
-        }
         let server_label = server_pid.and_then(|pid| daemon.servers.get(&pid)).map(Server::label);
         let name = daemon.site.name.clone();
         let opening = Opening {
@@ -67,36 +64,31 @@ impl Core {
             devices,
             cause,
             at,
-            caught_up: self.freshness == Freshness::CaughtUp,
+            now: self.now.mono,
+            freshness: self.freshness,
         };
-        let joined = self.cases.matching(&opening, self.settings.window);
-        let (number, is_known) = joined.map_or_else(|| self.cases.open(&opening), |number| (number, true));
-        let is_new = joined.is_none();
+        let window = self.settings.window;
+        let joined = self.cases.matching(&opening, window);
+        let number = match joined {
+            Some(number) => number,
+            None if self.freshness == Freshness::History || self.cases.is_over(&opening, window) => {
+                return None;
+            }
+            None => self.cases.open(&opening),
+        };
+        let is_news = self.is_news();
         let case = self.cases.get_mut(number)?;
-        case.server_pid = case.server_pid.or(server_pid);
-        let added: Vec<DeviceId> = if is_new && !is_known {
-            devices.iter().copied().collect()
-        } else {
-            devices.difference(&case.devices).copied().collect()
-        };
+        case.incident.server_pid = case.incident.server_pid.or(server_pid);
+        let has_grown = joined.is_none() || !devices.is_subset(&case.devices);
         case.devices.extend(devices);
-        let has_grown = is_new || !added.is_empty();
         // A cause with evidence stands over one that was only supposed.
         let is_weak = matches!(case.incident.cause, Cause::Killed | Cause::Unexplained);
         if (is_weak && !matches!(cause, Cause::Killed | Cause::Unexplained)) || cause == Cause::Gpu {
             case.incident.cause = cause;
         }
-        let (id, cause, started) = (case.incident.id.clone(), case.incident.cause, case.incident.started_at);
-        let counts = !case.is_restored;
         case.label(&self.devices);
         case.note(Change::Updated);
-        for device in added {
-            let domain = daemon.domains.entry(device).or_default();
-            domain.last_incident = Some(id.clone());
-            if counts {
-                domain.incidents.entry(cause).or_default().add(started);
-            }
-        }
+        case.count(daemon, is_news);
         if has_grown {
             // Xids that came before belong to it, and may name the culprit.
             self.xids_into_case(daemon, number, at);
@@ -131,20 +123,22 @@ impl Core {
             case.incident.mass_client_loss = true;
             case.note(Change::MassLoss);
         }
-        let is_counted = !case.is_restored;
-        if case.incident.mass_client_loss {
-            for device in case.devices.clone() {
-                let domain = daemon.domains.entry(device).or_default();
-                domain.mass_loss_last_clients = Some(lost);
-                if is_counted && case.mass_counted_on.insert(device) {
-                    domain.mass_losses.add(loss.at.wall);
-                }
-            }
-        }
+        case.count_mass_loss(daemon, loss.at.wall, self.freshness != Freshness::History);
     }
 
-    fn count_loss(&self, daemon: &mut Daemon, devices: &BTreeSet<DeviceId>, loss: &Loss) {
-        if self.is_news() {
+    /// Counts a loss on `devices`, unless the earlier run that recorded its incident has.
+    fn count_loss(
+        &self,
+        daemon: &mut Daemon,
+        devices: &BTreeSet<DeviceId>,
+        loss: &Loss,
+        key: ClientKey,
+        number: Option<u64>,
+    ) {
+        let case = number.and_then(|number| self.cases.get(number));
+        let is_over = case.is_none() && loss.incident.is_some();
+        let is_recorded = case.is_some_and(|case| case.is_restored && case.has_victim(key));
+        if self.is_news() && !is_over && !is_recorded {
             for device in devices {
                 daemon
                     .domains
@@ -176,9 +170,10 @@ impl Core {
             client.lost = Some(Lost { case: None });
         }
         let devices = if devices.is_empty() { self.placeholder(daemon, server_pid) } else { devices };
-        self.count_loss(daemon, &devices, loss);
-        let Some(cause) = loss.incident else { return };
-        let Some(number) = self.case_for(daemon, Some(server_pid), &coupled, cause, loss.at) else { return };
+        let number =
+            loss.incident.and_then(|cause| self.case_for(daemon, Some(server_pid), &coupled, cause, loss.at));
+        self.count_loss(daemon, &devices, loss, key, number);
+        let Some(number) = number else { return };
         self.add_victim(daemon, number, &client, before, loss, None);
         if let Some(client) = daemon.client_mut(server_pid, key) {
             client.lost = Some(Lost { case: Some(number) });
@@ -198,11 +193,11 @@ impl Core {
         } else {
             left.devices.clone()
         };
-        self.count_loss(daemon, &devices, loss);
-        let Some(cause) = loss.incident else { return };
-        let Some(number) = self.case_for(daemon, Some(left.server), &left.coupled, cause, loss.at) else {
-            return;
-        };
+        let number = loss
+            .incident
+            .and_then(|cause| self.case_for(daemon, Some(left.server), &left.coupled, cause, loss.at));
+        self.count_loss(daemon, &devices, loss, left.client.key, number);
+        let Some(number) = number else { return };
         self.add_victim(daemon, number, &left.client, left.clients_before, loss, Some(left.at));
     }
 
@@ -285,7 +280,7 @@ impl Core {
         if let Some(fault) = server.and_then(|server| server.fault.as_ref()) {
             let hit = self.cases.open_cases().filter(|case| {
                 case.daemon == daemon.site.name
-                    && case.server_pid == Some(left.server)
+                    && case.incident.server_pid == Some(left.server)
                     && case.incident.cause == Cause::Fault
             });
             let mut devices = BTreeSet::new();

@@ -64,7 +64,8 @@ impl Node {
 
     /// Takes over the incidents that an earlier run recorded. Those that are open go on.
     pub fn restore(&mut self, incidents: Vec<Incident>) {
-        self.core.cases.restore(incidents, self.core.now);
+        let core = &mut self.core;
+        core.cases.restore(incidents, &mut core.devices, core.now);
         self.core.generation += 1;
     }
 
@@ -121,7 +122,12 @@ impl Node {
             EventKind::AllChannelsFailed { xid } => core.all_channels_failed(&mut self.daemons, *xid, at),
             EventKind::OomKill { pid } => core.oom_kill(&mut self.daemons, *pid, at),
             EventKind::GpuUuid(pci, uuid) => core.devices.learn_pci(*pci, uuid),
-            EventKind::Source(health) => core.source(health, at),
+            EventKind::Source(health) => {
+                core.source(health, at);
+                if let Some(daemon) = health.daemon.as_ref().and_then(|name| self.daemons.get_mut(name)) {
+                    core.heard_of_source(daemon, health.source, at);
+                }
+            }
             EventKind::Tick => {}
         }
     }
@@ -137,14 +143,16 @@ impl Node {
         let departures = departures.filter(|left| !left.is_settled).map(|left| left.at.mono.after(window));
         let cases = self.core.cases.open_cases().filter(|case| !case.is_settled);
         let cases = cases.map(|case| {
-            let fallback = case.opened.after(settle::DEVICES_UNKNOWN_AFTER);
-            if case.devices.is_empty() && fallback > self.core.now.mono {
+            let fallback = case.since.after(settle::DEVICES_UNKNOWN_AFTER);
+            case.awaits.unwrap_or(if case.devices.is_empty() && fallback > self.core.now.mono {
                 fallback
             } else {
-                case.opened.after(window)
-            }
+                case.since.after(window)
+            })
         });
-        endings.chain(departures).chain(cases).min()
+        let logs = self.daemons.values().filter_map(|daemon| daemon.log_awaited.as_ref());
+        let logs = logs.map(|awaited| awaited.until);
+        endings.chain(departures).chain(cases).chain(logs).min()
     }
 
     /// Does what is due at `at`. [`Node::apply`] calls it; a caller without events sends [`EventKind::Tick`].
@@ -154,6 +162,9 @@ impl Node {
         }
         self.core.now = at;
         for daemon in self.daemons.values_mut() {
+            if daemon.log_awaited.as_ref().is_some_and(|awaited| awaited.until <= at.mono) {
+                self.core.log_read(daemon, at);
+            }
             self.core.settle_endings(daemon, at);
             self.core.settle_doubts(daemon, at);
             self.core.settle_departures(daemon, at);
@@ -199,7 +210,9 @@ impl Node {
 
     fn daemon_found(&mut self, site: &DaemonSite) {
         let Some(daemon) = self.daemons.get_mut(&site.name) else {
-            self.daemons.insert(site.name.clone(), Daemon::new(site.clone()));
+            let mut daemon = Daemon::new(site.clone());
+            self.core.welcome(&mut daemon);
+            self.daemons.insert(site.name.clone(), daemon);
             return;
         };
         let is_another =

@@ -73,6 +73,10 @@ impl Core {
 
     /// A process that was asked about has ended.
     pub fn process_exited(&mut self, daemon: &mut Daemon, pid: u32, at: Moment) {
+        if let Some(awaited) = &mut daemon.log_awaited {
+            awaited.exited.insert(pid);
+            return;
+        }
         daemon.pending.retain(|pending| pending.pid != pid);
         if daemon.servers.contains_key(&pid) {
             let text = format!("the process of server {pid} ended").into();

@@ -24,15 +24,19 @@ impl Core {
         let due: Vec<u64> = self.cases.open_cases().map(|case| case.number).collect();
         for number in due {
             let Some(case) = self.cases.get_mut(number) else { continue };
-            let age = at.mono.since(case.opened);
-            let (name, server_pid) = (case.daemon.clone(), case.server_pid);
+            if case.awaits.is_some_and(|until| until > at.mono) {
+                continue;
+            }
+            case.awaits = None;
+            let age = at.mono.since(case.since);
+            let (name, server_pid) = (case.daemon.clone(), case.incident.server_pid);
             let Some(daemon) = daemons.get_mut(&name) else {
                 if age > window {
                     self.cases.close(number, at.wall);
                 }
                 continue;
             };
-            if case.devices.is_empty() && age >= DEVICES_UNKNOWN_AFTER && !case.is_restored {
+            if case.devices.is_empty() && age >= DEVICES_UNKNOWN_AFTER {
                 self.blame_whole_server(daemon, number, server_pid);
             }
             if age >= window {
@@ -56,23 +60,16 @@ impl Core {
         case.devices.clone_from(&devices);
         case.label(&self.devices);
         let text: Arc<str> = "no line named the devices: all devices of the server are taken as hit".into();
-        let (id, cause, started) = (case.incident.id.clone(), case.incident.cause, case.incident.started_at);
+        let started = case.incident.started_at;
         case.evidence("server.log", started, &text);
-        let (mass, lost) = (case.incident.mass_client_loss, u32::try_from(case.incident.victims.len()).ok());
-        for device in devices {
-            let domain = daemon.domains.entry(device).or_default();
-            domain.last_incident = Some(id.clone());
-            domain.incidents.entry(cause).or_default().add(started);
-            if mass && case.mass_counted_on.insert(device) {
-                domain.mass_losses.add(started);
-                domain.mass_loss_last_clients = lost;
-            }
-        }
+        case.count(daemon, true);
+        case.count_mass_loss(daemon, started, true);
     }
 
     fn settle_case(&mut self, daemon: &mut Daemon, number: u64, at: Moment) {
         let Some(case) = self.cases.get_mut(number) else { return };
         let in_fault = case
+            .incident
             .server_pid
             .and_then(|pid| daemon.servers.get(&pid))
             .is_some_and(|server| server.fault.is_some());

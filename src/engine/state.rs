@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use super::device::DeviceId;
 use super::incident::Cause;
+use super::resume::LogAwaited;
 use super::snapshot::{Count, DeviceEvidence, Histogram, LossCause};
 use crate::event::{DaemonSite, Liveness, LockState, Rejection, ServerStatus, Trouble};
 use crate::identity::{ProcessId, Workload};
@@ -43,6 +44,8 @@ pub(super) struct Daemon {
     pub troubles: BTreeMap<Trouble, Count>,
     /// When a session last told all clients.
     pub looked_at: Option<Mono>,
+    /// What waits for its log to be read; `None` once it has been.
+    pub log_awaited: Option<LogAwaited>,
     /// Whether the last full session found what the logs had told.
     pub log_disagreement: Option<Arc<str>>,
     /// Whether outlets were told that it is down.
@@ -246,6 +249,7 @@ impl Daemon {
             rejected: BTreeMap::new(),
             troubles: BTreeMap::new(),
             looked_at: None,
+            log_awaited: None,
             log_disagreement: None,
             told_down: false,
             was_alive: false,

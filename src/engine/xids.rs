@@ -39,6 +39,8 @@ pub(super) struct Report {
     pub device: DeviceId,
     pub code: u32,
     pub at: Moment,
+    /// When it was told: one that was found after a restart may come before the log lines that it explains.
+    pub told: Mono,
     pub source: XidSource,
     /// The pid, where it owns the faulting channel.
     pub pid: Option<u32>,
@@ -144,8 +146,8 @@ impl Xids {
             .find(|report| report.code == code && report.at.mono.distance(at.mono) <= SAME_EVENT)
     }
 
-    /// Forgets evidence from before `mono`.
+    /// Forgets evidence that is older than `mono` and was told before.
     pub fn forget_before(&mut self, mono: Mono) {
-        self.recent.retain(|report| report.at.mono >= mono);
+        self.recent.retain(|report| report.at.mono.max(report.told) >= mono);
     }
 }

@@ -207,7 +207,7 @@ families! {
     }
     "Incidents and recovery" {
         INCIDENTS = Counter "mps_incidents_total" domain ["cause"]
-            "Incidents on the fault domain by cause; the OpenMetrics exemplar names the last incident (model).";
+            "Incidents on the fault domain, each counted once, by the cause known when it reached the domain: what it turned out to be is in mps_clients_lost_total and the record. The OpenMetrics exemplar names the last incident (model).";
         INCIDENT_LAST = Gauge "mps_incident_last_timestamp_seconds" domain ["cause"]
             "When the last incident of this cause began, in seconds since the Unix epoch (model).";
         MASS_CLIENT_LOSS = Counter "mps_mass_client_loss_total" domain []

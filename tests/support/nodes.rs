@@ -295,10 +295,16 @@ pub fn incident(id: &str, cause: Cause, domain: &str) -> Incident {
         cause,
         mass_client_loss: true,
         clients_before: 3,
+        server_pid: None,
         daemon: Some("default".into()),
         server: Some("uid_1000".into()),
         fault_domains: vec![domain.into()],
-        devices: vec![IncidentDevice { uuid: uuid(0), gpu: "0".into(), gpu_instance: "".into() }],
+        devices: vec![IncidentDevice {
+            uuid: uuid(0),
+            gpu: "0".into(),
+            gpu_instance: "".into(),
+            mig_uuid: None,
+        }],
         culprit: Some(Culprit {
             pid: 9001,
             command: Some("train".into()),

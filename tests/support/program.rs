@@ -33,6 +33,16 @@ impl Program {
         Program { child, config: path, uid, address }
     }
 
+    /// Its state directory.
+    pub fn state(&self) -> &Path {
+        self.config.parent().unwrap()
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.config.with_extension("log")).unwrap_or_default()
+    }
+
     /// SIGKILL.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
@@ -85,9 +95,12 @@ impl Program {
     /// The same for a series of the bed's fault domain on this GPU.
     #[track_caller]
     pub fn expect_domain(&self, name: &str, uuid: &str, more: &str, value: f64) {
-        let series =
-            format!(r#"{name}{{fault_domain="NAME/{uuid}",gpu="",UUID="{uuid}",GPU_I_ID=""{more}}}"#);
-        self.expect(&series, value);
+        self.expect(&of_domain(name, uuid, more), value);
+    }
+
+    /// The value of such a series.
+    pub fn domain_value(&self, name: &str, uuid: &str, more: &str) -> Option<f64> {
+        self.value(&of_domain(name, uuid, more))
     }
 
     #[track_caller]
@@ -99,10 +112,10 @@ impl Program {
                 return;
             }
             if began.elapsed() > PATIENCE {
-                let log = std::fs::read_to_string(self.config.with_extension("log")).unwrap_or_default();
                 panic!(
-                    "{series} is {seen:?}, wanted {wanted}; the page:\n{}\nthe log:\n{log}",
-                    self.scrape("text/plain")
+                    "{series} is {seen:?}, wanted {wanted}; the page:\n{}\nthe log:\n{}",
+                    self.scrape("text/plain"),
+                    self.log()
                 );
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -156,6 +169,10 @@ impl Drop for Program {
         let _may_have_ended = self.child.kill();
         let _may_have_ended = self.child.wait();
     }
+}
+
+fn of_domain(name: &str, uuid: &str, more: &str) -> String {
+    format!(r#"{name}{{fault_domain="NAME/{uuid}",gpu="",UUID="{uuid}",GPU_I_ID=""{more}}}"#)
 }
 
 /// Starts the program on a free port; it is ready when this returns.

@@ -322,7 +322,7 @@ fn a_recorded_incident_goes_on_after_a_restart() {
     let mut bench = Bench::new();
     bench.node.restore(vec![(*recorded).clone()]);
     bench.freshness = Freshness::CaughtUp;
-    bench.at.wall = recorded.started_at;
+    bench.at = bench.at.at_wall(recorded.started_at);
     for pid in 10..16 {
         bench.client(pid, &[0], "a");
     }
@@ -398,4 +398,38 @@ fn an_answer_that_was_on_its_way_does_not_bring_a_dead_server_back() {
     let servers = bench.snapshot().servers;
     assert_eq!((servers[0].is_up, servers[0].exits_failed.total), (Some(false), 1));
     assert_eq!(bench.incident().victims.len(), 6);
+}
+
+#[test]
+fn two_gpus_lost_in_the_same_instant_are_two_incidents() {
+    let mut bench = Bench::new();
+    for (pid, gpu) in [(10, 0), (11, 0), (12, 1), (13, 1)] {
+        bench.client(pid, &[gpu], "a");
+    }
+    bench.pass(1_000);
+    bench.xid(0, 79, None);
+    bench.xid(1, 79, None);
+    let incidents = bench.incidents();
+    assert_eq!(incidents.len(), 2);
+    assert_ne!(incidents[0].id, incidents[1].id);
+}
+
+/// A counter never goes down, and each incident counts once: by the cause that was known when it reached the domain. What
+/// its cause turns out to be, the record and the lost clients tell.
+#[test]
+fn an_incident_whose_cause_changes_is_counted_once_by_its_first() {
+    let mut bench = six();
+    bench.tell(EventKind::OomKill { pid: 10 });
+    bench.exit(10);
+    let counts = |bench: &Bench| -> Vec<(Cause, u64)> {
+        let counts = bench.domain(0).incidents.into_iter().map(|(cause, count)| (cause, count.total));
+        counts.filter(|(_, total)| *total > 0).collect()
+    };
+    assert_eq!((bench.incident().cause, counts(&bench)), (Cause::Killed, vec![(Cause::Killed, 1)]));
+    fault(&mut bench, 11, &[11, 12, 13, 14, 15]);
+    assert_eq!((bench.incident().cause, counts(&bench)), (Cause::Fault, vec![(Cause::Killed, 1)]));
+    assert_eq!((lost(&bench, 0, LossCause::Killed), lost(&bench, 0, LossCause::Fault)), (1, 5));
+    bench.xid(0, 79, None);
+    assert_eq!((bench.incident().cause, counts(&bench)), (Cause::Gpu, vec![(Cause::Killed, 1)]));
+    assert_eq!(bench.domain(0).mass_losses.total, 1);
 }

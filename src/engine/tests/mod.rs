@@ -3,6 +3,7 @@
 mod losses;
 mod properties;
 mod radius;
+mod resume;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::snapshot::{DomainView, Scope, Snapshot};
 use super::{Effect, Node, Settings};
 use crate::event::{
     ContextLook, DaemonSite, Event, EventKind, Freshness, Liveness, LockState, LogEntry, LogFile, LogMessage,
-    LogPlace, ProcessFacts, ServerLook, SourceHealth, SourceName, Xid, XidSource,
+    LogPlace, ProcessFacts, ServerLook, ServerStatus, SourceHealth, SourceName, Xid, XidSource,
 };
 use crate::identity::{DeviceName, PciAddress, ProcessId, Workload};
 use crate::time::{Moment, Mono};
@@ -50,13 +51,7 @@ pub(super) fn pci(gpu: u32) -> PciAddress {
 impl Bench {
     pub fn new() -> Bench {
         let at = Moment { wall: "2026-04-01T12:00:00Z".parse().unwrap(), mono: Mono(1_000_000_000) };
-        let mut bench = Bench {
-            node: Node::new(settings(), at),
-            at,
-            freshness: Freshness::Live,
-            changes: Vec::new(),
-            effects: Vec::new(),
-        };
+        let mut bench = Bench::empty(at);
         bench.daemon("default");
         for gpu in 0..4 {
             bench.tell(EventKind::GpuUuid(pci(gpu), uuid(gpu)));
@@ -67,7 +62,24 @@ impl Bench {
         bench
     }
 
+    /// A node of which nothing is known.
+    pub fn empty(at: Moment) -> Bench {
+        Bench {
+            node: Node::new(settings(), at),
+            at,
+            freshness: Freshness::Live,
+            changes: Vec::new(),
+            effects: Vec::new(),
+        }
+    }
+
     pub fn daemon(&mut self, name: &str) {
+        self.found(name);
+        self.log_read(name);
+    }
+
+    /// A daemon that lives, of whose log nothing has been read.
+    pub fn found(&mut self, name: &str) {
         let process = Some(ProcessId { pid: 400, start: 1 });
         self.tell(EventKind::DaemonFound(DaemonSite {
             name: name.into(),
@@ -82,6 +94,9 @@ impl Bench {
         }));
         let state = LockState::Held(ProcessId { pid: 400, start: 1 });
         self.tell(EventKind::Liveness(name.into(), Liveness { state, unanswered: 0, pid_file: None }));
+    }
+
+    pub fn log_read(&mut self, name: &str) {
         for source in [SourceName::ControlLog, SourceName::ServerLog] {
             let daemon = Some(name.into());
             self.tell(EventKind::Source(SourceHealth { source, daemon, state: Ok(()) }));
@@ -193,6 +208,10 @@ impl Bench {
     }
 
     pub fn look(&mut self, clients: &[(u32, u32)]) {
+        self.look_with(None, clients);
+    }
+
+    pub fn look_with(&mut self, status: Option<ServerStatus>, clients: &[(u32, u32)]) {
         let contexts = clients.iter().map(|(pid, gpu)| ContextLook {
             pid: *pid,
             context: 1,
@@ -202,7 +221,7 @@ impl Bench {
         });
         let server = ServerLook {
             pid: SERVER,
-            status: None,
+            status,
             clients: Some(clients.iter().map(|(pid, _)| *pid).collect()),
             contexts: Some(contexts.collect()),
         };

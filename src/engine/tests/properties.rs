@@ -1,6 +1,6 @@
 //! Whatever sources say, in whatever order, some things hold.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
@@ -60,6 +60,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn run(steps: &[Step]) -> Bench {
     let mut bench = Bench::new();
+    let mut before = BTreeMap::new();
     for step in steps {
         match step {
             Step::Log(writer, message) => bench.log(LogFile::Merged, *writer, message.clone()),
@@ -72,9 +73,40 @@ fn run(steps: &[Step]) -> Bench {
                 bench.freshness = if *is_live { Freshness::Live } else { Freshness::History };
             }
         }
-        check(&bench.snapshot());
+        let snapshot = bench.snapshot();
+        check(&snapshot);
+        let counters = counters(&snapshot);
+        for (name, total) in before {
+            assert!(counters.get(&name).is_some_and(|now| *now >= total), "{name} went down");
+        }
+        before = counters;
     }
     bench
+}
+
+/// Every counter of the domains and servers by a name of its own. A server's belong to its uid once that is known.
+fn counters(snapshot: &Snapshot) -> BTreeMap<String, u64> {
+    let mut all = BTreeMap::new();
+    for domain in &snapshot.domains {
+        let name = &domain.labels.fault_domain;
+        all.insert(format!("{name} connects"), domain.connects.total);
+        all.insert(format!("{name} disconnects"), domain.disconnects.total);
+        all.insert(format!("{name} mass losses"), domain.mass_losses.total);
+        all.extend(domain.lost.iter().map(|(cause, count)| (format!("{name} lost {cause:?}"), count.total)));
+        all.extend(
+            domain
+                .incidents
+                .iter()
+                .map(|(cause, count)| (format!("{name} incidents {cause:?}"), count.total)),
+        );
+    }
+    for server in snapshot.servers.iter().filter(|server| server.server.starts_with("uid_")) {
+        let name = &server.server;
+        all.insert(format!("{name} starts"), server.starts.total);
+        all.insert(format!("{name} exits"), server.exits_orderly.total + server.exits_failed.total);
+        all.insert(format!("{name} faults"), server.faults.total);
+    }
+    all
 }
 
 fn check(snapshot: &Snapshot) {

@@ -63,7 +63,12 @@ fn what_nothing_explains_never_pages() {
 fn each_fault_domain_has_its_own_alert_with_its_own_device() {
     let mut incident = incident();
     incident.fault_domains.push("default/1/3".into());
-    incident.devices.push(IncidentDevice { uuid: "GPU-1".into(), gpu: "1".into(), gpu_instance: "3".into() });
+    incident.devices.push(IncidentDevice {
+        uuid: "GPU-1".into(),
+        gpu: "1".into(),
+        gpu_instance: "3".into(),
+        mig_uuid: None,
+    });
     assert_eq!(alerts(&incident).len(), 4);
     let key = AlertKey { name: AlertName::ServerFault, fault_domain: "default/1/3".into() };
     let alert = to_json(&key, &incident, &config(), incident.started_at, incident.started_at);

@@ -100,7 +100,8 @@ impl Queue {
     /// Takes an incident as it is now. Returns how many alerts were given up for it.
     pub fn take(&mut self, incident: &Arc<Incident>, now: Instant, wall: Timestamp) -> u64 {
         let is_closed = incident.state == IncidentState::Closed;
-        let is_history = incident.caught_up && age(incident.started_at, wall) > self.max_age;
+        let is_old = age(incident.started_at, wall) > self.max_age;
+        let is_history = incident.caught_up && is_old;
         let mut dropped = 0;
         let wanted = alerts(incident);
         for key in &wanted {
@@ -122,7 +123,8 @@ impl Queue {
                     }
                 }
                 entry => {
-                    if is_closed && is_history {
+                    // Nobody needs to be told of what is long over; an earlier run may have.
+                    if is_closed && is_old {
                         continue;
                     }
                     // The same alert to Alertmanager, whichever incident it stands for.

@@ -229,6 +229,16 @@ fn what_happened_long_before_the_start_is_no_news_except_that_it_still_blocks() 
 }
 
 #[test]
+fn an_old_incident_of_an_earlier_run_is_told_while_it_lasts_and_not_when_it_is_over() {
+    let mut bench = Bench::new(false);
+    bench.pass(MAX_AGE + SECOND);
+    bench.take(&closed(&single()));
+    assert_eq!(bench.queue.len(), 0, "that run has told it");
+    bench.take(&single());
+    assert_eq!(bench.post(Outcome::Accepted), mass(360), "to Alertmanager the alert that it has");
+}
+
+#[test]
 fn a_refused_alert_waits_for_the_next_regular_post() {
     let mut bench = Bench::new(false);
     bench.take(&single());
