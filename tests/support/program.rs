@@ -111,13 +111,12 @@ impl Program {
             if is_it(seen) {
                 return;
             }
-            if began.elapsed() > PATIENCE {
-                panic!(
-                    "{series} is {seen:?}, wanted {wanted}; the page:\n{}\nthe log:\n{}",
-                    self.scrape("text/plain"),
-                    self.log()
-                );
-            }
+            assert!(
+                began.elapsed() <= PATIENCE,
+                "{series} is {seen:?}, wanted {wanted}; the page:\n{}\nthe log:\n{}",
+                self.scrape("text/plain"),
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
