@@ -1,7 +1,6 @@
 //! Logs of the exporter itself, on standard error: logfmt, or JSON.
 
 use std::fmt::{self, Write as _};
-use std::io::IsTerminal as _;
 
 use clap::ValueEnum;
 use jiff::Timestamp;
@@ -14,15 +13,16 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// What is logged, by the names of Prometheus's exporter-toolkit.
+/// What is logged, by the names of Prometheus's exporter-toolkit. Every command has these flags: the ids are the names, so
+/// that none clashes with a command's own `format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
 pub struct LogOptions {
     /// Log only messages of this severity or above.
-    #[arg(long = "log.level", value_name = "LEVEL", default_value = "info", global = true)]
+    #[arg(id = "log.level", long, value_name = "LEVEL", default_value = "info", global = true)]
     pub level: LogLevel,
 
     /// How a message is written.
-    #[arg(long = "log.format", value_name = "FORMAT", default_value = "logfmt", global = true)]
+    #[arg(id = "log.format", long, value_name = "FORMAT", default_value = "logfmt", global = true)]
     pub format: LogFormat,
 }
 
@@ -62,12 +62,7 @@ pub fn start(options: LogOptions) {
     let writer = std::io::stderr;
     let _already_started = match options.format {
         LogFormat::Logfmt => registry
-            .with(
-                tracing_subscriber::fmt::layer()
-                    .with_writer(writer)
-                    .with_ansi(std::io::stderr().is_terminal())
-                    .event_format(Logfmt),
-            )
+            .with(tracing_subscriber::fmt::layer().with_writer(writer).event_format(Logfmt))
             .try_init(),
         LogFormat::Json => {
             registry.with(tracing_subscriber::fmt::layer().with_writer(writer).event_format(Json)).try_init()

@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Some(Command::Check(check)) => return exit(check.run()),
         Some(Command::Replay(replay)) => replay.run(),
         Some(Command::Explain(explain)) => explain.run(),
+        Some(Command::Completions(completions)) => completions.run(),
         Some(Command::Healthcheck(healthcheck)) => healthcheck.run(),
     };
     exit(outcome.map(|()| ExitCode::SUCCESS))

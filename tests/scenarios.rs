@@ -195,7 +195,7 @@ impl Logs {
         recording.add("control.log", "default", Kind::Mps(LogFile::Control), part(&self.control));
         recording.add("server.log", "default", Kind::Mps(LogFile::Server), part(&self.server));
         recording.add("kmsg", "default", Kind::Kernel, part(&self.kernel));
-        let outcome = recording.run(settings(), |_| {}).unwrap();
+        let outcome = recording.run(settings()).unwrap();
         for (log, counts) in &outcome.counts {
             assert_eq!(counts.unrecognized, 0, "{log} has lines that are not known");
         }

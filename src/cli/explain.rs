@@ -1,15 +1,14 @@
 //! `mps-exporter explain`: what an Xid means for MPS clients, or an alert, and what to do.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 
 use super::runbook;
-use super::text::{width, wrap_into};
+use super::text::{print, width, wrap_into};
 use crate::xid::{Action, Catalogue, Cause, Entry, Scope, is_never_primary, is_pid_of_bystander};
 
 /// Width of the column of headings.
@@ -45,7 +44,7 @@ impl Explain {
             }
             parts.join("\n")
         };
-        std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")
+        print(&text)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The commands: one file each.
 
 pub mod check;
+pub mod completions;
 pub mod demo;
 pub mod explain;
 pub mod healthcheck;
@@ -58,7 +59,33 @@ pub enum Command {
     Replay(replay::Replay),
     /// Explains Xid codes (what each means for MPS clients, who dies, what to do) and alerts (the runbook).
     Explain(explain::Explain),
+    /// Prints the completions for a shell: bash, zsh, fish and others.
+    Completions(completions::Completions),
     /// Asks a running exporter whether it lives: exit status 0 when it does. For images without a shell.
     #[command(hide = true)]
     Healthcheck(healthcheck::Healthcheck),
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn every_command_can_be_given() {
+        Cli::command().debug_assert();
+        for command in Cli::command().get_subcommands() {
+            let argument = match command.get_name() {
+                "replay" => Some("server.log"),
+                "explain" => Some("31"),
+                "completions" => Some("bash"),
+                _ => None,
+            };
+            let line =
+                ["mps-exporter", "--log.level", "warn", command.get_name()].into_iter().chain(argument);
+            Cli::try_parse_from(line).unwrap_or_else(|error| panic!("{}: {error}", command.get_name()));
+        }
+        assert!(Cli::try_parse_from(["mps-exporter"]).unwrap().command.is_none());
+    }
 }

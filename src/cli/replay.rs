@@ -1,9 +1,11 @@
 //! `mps-exporter replay`: recorded logs to an incident report.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, IsTerminal as _, Read as _, Write as _};
+use std::io::{BufRead, BufReader, IsTerminal as _, Read, Write as _};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -78,15 +80,14 @@ impl Replay {
         let logs = logs(&self.paths)?;
         let total: u64 = logs.iter().flat_map(|log| &log.parts).map(|part| part.size).sum();
         let mut recording = Recording::new(zone, self.boot_time, Timestamp::now());
+        let progress = Rc::new(Progress::new(total));
         for log in logs {
-            let parts: Vec<Box<dyn BufRead>> =
-                log.parts.iter().map(|part| open(&part.path)).collect::<anyhow::Result<_>>()?;
-            recording.add(&log.label, &log.daemon, log.kind, parts);
+            let parts = log.parts.iter().map(|part| open(&part.path, Some(&progress)));
+            recording.add(&log.label, &log.daemon, log.kind, parts.collect::<anyhow::Result<_>>()?);
         }
-        let mut progress = Progress::new(total);
-        let outcome =
-            recording.run(settings(&incidents)?, |bytes| progress.add(bytes)).context("cannot read on")?;
+        let outcome = recording.run(settings(&incidents)?);
         progress.end();
+        let outcome = outcome.context("cannot read on")?;
         let text = match self.format {
             Format::Text => report::text(&outcome, super::text::width()),
             Format::Markdown => report::markdown(&outcome),
@@ -97,7 +98,7 @@ impl Replay {
                 text
             }
         };
-        std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")
+        super::text::print(&text)
     }
 }
 
@@ -227,15 +228,16 @@ fn name(path: &Path) -> String {
 
 fn beginning(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open(path)?
+    open(path, None)?
         .take(SNIFFED as u64)
         .read_to_end(&mut bytes)
         .with_context(|| format!("cannot read {}", path.display()))?;
     Ok(bytes)
 }
 
-fn open(path: &Path) -> anyhow::Result<Box<dyn BufRead>> {
+fn open(path: &Path, progress: Option<&Rc<Progress>>) -> anyhow::Result<Box<dyn BufRead>> {
     let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let file = Watched { file, progress: progress.cloned() };
     Ok(if name(path).ends_with(".gz") {
         Box::new(BufReader::new(flate2::read::MultiGzDecoder::new(file)))
     } else {
@@ -243,29 +245,48 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn BufRead>> {
     })
 }
 
-/// Progress on a terminal's standard error. Compressed parts make it run ahead; it then says what it has read.
+/// A file, as it is on the disk, whose reading is shown.
+struct Watched {
+    file: File,
+    progress: Option<Rc<Progress>>,
+}
+
+impl Read for Watched {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        if let Some(progress) = &self.progress {
+            progress.add(read as u64);
+        }
+        Ok(read)
+    }
+}
+
+/// Progress on a terminal's standard error.
 struct Progress {
+    /// Bytes of all files.
     total: u64,
-    read: u64,
-    shown: Instant,
+    read: Cell<u64>,
+    shown: Cell<Instant>,
     is_shown: bool,
 }
 
 impl Progress {
     fn new(total: u64) -> Progress {
-        Progress { total, read: 0, shown: Instant::now(), is_shown: std::io::stderr().is_terminal() }
+        let is_shown = std::io::stderr().is_terminal();
+        Progress { total, read: Cell::new(0), shown: Cell::new(Instant::now()), is_shown }
     }
 
-    fn add(&mut self, bytes: u64) {
-        self.read += bytes;
-        if self.is_shown && self.shown.elapsed() >= PROGRESS_EVERY {
-            self.shown = Instant::now();
+    fn add(&self, bytes: u64) {
+        self.read.set(self.read.get() + bytes);
+        if self.is_shown && self.shown.get().elapsed() >= PROGRESS_EVERY {
+            self.shown.set(Instant::now());
             let mebibytes = |bytes: u64| bytes >> 20;
-            let _terminal_is_gone = if self.read <= self.total {
-                write!(std::io::stderr(), "\r{} of {} MiB", mebibytes(self.read), mebibytes(self.total))
-            } else {
-                write!(std::io::stderr(), "\r{} MiB", mebibytes(self.read))
-            };
+            let _terminal_is_gone = write!(
+                std::io::stderr(),
+                "\r{} of {} MiB",
+                mebibytes(self.read.get()),
+                mebibytes(self.total)
+            );
         }
     }
 

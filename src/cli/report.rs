@@ -86,7 +86,8 @@ fn summary(out: &mut String, outcome: &Outcome) {
         .span
         .map(|(first, last)| format!(" between {} and {}", stamp(first), stamp(last)))
         .unwrap_or_default();
-    let _infallible = writeln!(out, "{incidents} incidents, {mass} of them mass client losses,{span}.");
+    let noun = if incidents == 1 { "incident" } else { "incidents" };
+    let _infallible = writeln!(out, "{incidents} {noun}, mass client loss in {mass},{span}.");
     for (label, counts) in &outcome.counts {
         let _infallible =
             writeln!(out, "{label}: {} lines known, {} unknown.", counts.recognized, counts.unrecognized);

@@ -59,7 +59,8 @@ impl Core {
         let Some(case) = self.cases.get_mut(number) else { return };
         case.devices.clone_from(&devices);
         case.label(&self.devices);
-        let text: Arc<str> = "no line named the devices: all devices of the server are taken as hit".into();
+        let text: Arc<str> =
+            "which devices were hit is not known: all of the server's are taken as hit".into();
         let started = case.incident.started_at;
         case.evidence("server.log", started, &text);
         case.count(daemon, true);

@@ -71,11 +71,11 @@ impl Recording {
         ));
     }
 
-    /// Runs the model over it. `progress` is told the bytes read since the last call, now and then.
+    /// Runs the model over it.
     ///
     /// # Errors
     /// When a part cannot be read to its end.
-    pub fn run(mut self, mut settings: Settings, mut progress: impl FnMut(u64)) -> std::io::Result<Outcome> {
+    pub fn run(mut self, mut settings: Settings) -> std::io::Result<Outcome> {
         settings.incidents_kept = usize::MAX;
         let mut next: Vec<Option<(Timestamp, EventKind)>> = Vec::new();
         for stream in &mut self.streams {
@@ -89,7 +89,6 @@ impl Recording {
         while let Some(chosen) = earliest(&next, &self.streams) {
             let stream = &mut self.streams[chosen];
             let Some((at, kind)) = std::mem::replace(&mut next[chosen], stream.next()?) else { continue };
-            progress(stream.take_bytes());
             last = last.max(Some(at));
             node.apply(&live(Moment::recorded(at), kind));
             // Nobody listens to what the model asks.

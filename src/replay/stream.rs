@@ -9,6 +9,7 @@ use memchr::memmem;
 
 use crate::event::{EventKind, LogFile};
 use crate::identity::DaemonName;
+use crate::source::kernel_log::line::Line;
 use crate::source::kernel_log::recorded;
 use crate::source::kernel_log::stamp::StampContext;
 use crate::source::mps_log::reader::{Counts, LINE_LIMIT, LineReader};
@@ -66,7 +67,6 @@ pub(super) struct Stream {
     context: StampContext,
     boot: Option<Timestamp>,
     counts: Counts,
-    bytes: u64,
     line: Vec<u8>,
     /// Time never goes back within a stream: its order is that of its lines.
     last: Option<Timestamp>,
@@ -99,7 +99,6 @@ impl Stream {
             context: StampContext { zone, reference },
             boot,
             counts: Counts::default(),
-            bytes: 0,
             line: Vec::new(),
             last: None,
             ready: VecDeque::new(),
@@ -109,11 +108,6 @@ impl Stream {
     /// Lines read so far.
     pub fn counts(&self) -> Counts {
         self.counts
-    }
-
-    /// Bytes read since the last call.
-    pub fn take_bytes(&mut self) -> u64 {
-        std::mem::take(&mut self.bytes)
     }
 
     /// The next event and when it happened.
@@ -154,7 +148,11 @@ impl Stream {
     fn kernel_line(&mut self, line: &[u8]) {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let Some(found) = self.kernel.line(line) else { return };
-        self.counts.recognized += 1;
+        if found.line == Line::Unreadable {
+            self.counts.unrecognized += 1;
+        } else {
+            self.counts.recognized += 1;
+        }
         let Some(kind) = found.event().filter(|_| found.is_from_kernel) else { return };
         let at = found.stamp(&self.context).and_then(|stamp| stamp.wall(self.boot));
         let Some(at) = at else {
@@ -176,7 +174,6 @@ impl Stream {
                 self.parts.pop_front();
                 continue;
             }
-            self.bytes += read as u64;
             if self.line.last() != Some(&b'\n') {
                 self.line.push(b'\n');
             }
