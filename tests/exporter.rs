@@ -244,6 +244,49 @@ fn no_line_is_lost_or_counted_twice_over_rotation_and_kill() {
 }
 
 #[test]
+fn no_line_of_control_log_is_lost_or_counted_twice_over_rotation_and_kill() {
+    let Some(version) = versions().pop() else { return };
+    let (bed, mut exporter) = start(&version);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a counter holds a whole number"
+    )]
+    let counted = |exporter: &Program| {
+        let of = |class: &str| {
+            let series =
+                format!(r#"mps_log_lines_total{{daemon="NAME",file="control.log",class="{class}"}}"#);
+            exporter.settle(&series)
+        };
+        (of("recognized") + of("unrecognized")) as usize
+    };
+    let talk = || (0..10).for_each(|_| drop(bed.ask("get_server_list")));
+    let path = |name: &str| bed.log().join(name);
+    let lines = |name: &str| std::fs::read(path(name)).unwrap().split(|byte| *byte == b'\n').count() - 1;
+
+    talk();
+    let (known, written) = (counted(&exporter), lines("control.log"));
+    talk();
+    std::fs::rename(path("control.log"), path("control.log.1")).unwrap();
+    talk();
+    let sum = counted(&exporter);
+    assert_eq!(sum - known, lines("control.log.1") - written, "renamed");
+    // The daemon goes on writing to the renamed file; a copytruncate of that one follows.
+    std::fs::copy(path("control.log.1"), path("control.log.2")).unwrap();
+    std::fs::OpenOptions::new().write(true).truncate(true).open(path("control.log.1")).unwrap();
+    talk();
+    assert!(lines("control.log.1") >= 10, "{}", lines("control.log.1"));
+    assert_eq!(counted(&exporter) - sum, lines("control.log.1"), "truncated");
+
+    let before = lines("control.log.1");
+    exporter.kill();
+    talk();
+    exporter.start_again();
+    exporter.expect_at_least(r#"mps_control_queries_total{daemon="NAME",result="ok"}"#, 1.0);
+    assert_eq!(counted(&exporter), lines("control.log.1") - before, "killed and started again");
+}
+
+#[test]
 fn an_unprivileged_user_sees_the_same() {
     if !is_root() {
         return;

@@ -18,7 +18,7 @@ use crate::telemetry::Telemetry;
 /// time-sliced. Now and then a client's fault takes all of them with it, and they come back.
 #[derive(Debug, Clone, Args)]
 pub struct Demo {
-    /// Address to listen on: host:port, :port, \[IPv6\]:port, or unix: and the path of a socket. May be repeated.
+    /// Address to listen on: `host:port`, `:port`, `[IPv6]:port`, or `unix:` and the path of a socket. May be repeated.
     #[arg(long = "web.listen-address", value_name = "ADDRESS", default_value = "127.0.0.1:10055")]
     pub listen: Vec<ListenAddress>,
 

@@ -81,7 +81,9 @@ fn codes(topics: &[String]) -> anyhow::Result<Vec<u32>> {
             continue;
         }
         let Ok(code) = digits.parse::<u32>() else {
-            bail!("{word:?} is no Xid code: expected a number, as in `mps-exporter explain 31`");
+            bail!(
+                "{word:?} is neither an Xid code nor an alert: expected one like `31` or `MpsMassClientLoss`"
+            );
         };
         if !codes.contains(&code) {
             codes.push(code);
@@ -268,7 +270,7 @@ mod tests {
         );
         assert_eq!(
             codes(&words(&["page fault"])).unwrap_err().to_string(),
-            "\"page\" is no Xid code: expected a number, as in `mps-exporter explain 31`"
+            "\"page\" is neither an Xid code nor an alert: expected one like `31` or `MpsMassClientLoss`"
         );
         assert!(codes(&words(&["xid"])).is_err() && codes(&words(&["-1"])).is_err());
     }

@@ -84,10 +84,10 @@ fn summary(out: &mut String, outcome: &Outcome) {
     let mass = outcome.incidents.iter().filter(|incident| incident.mass_client_loss).count();
     let span = outcome
         .span
-        .map(|(first, last)| format!(" between {} and {}", stamp(first), stamp(last)))
+        .map(|(first, last)| format!(", between {} and {}", stamp(first), stamp(last)))
         .unwrap_or_default();
     let noun = if incidents == 1 { "incident" } else { "incidents" };
-    let _infallible = writeln!(out, "{incidents} {noun}, mass client loss in {mass},{span}.");
+    let _infallible = writeln!(out, "{incidents} {noun}, mass client loss in {mass}{span}.");
     for (label, counts) in &outcome.counts {
         let _infallible =
             writeln!(out, "{label}: {} lines known, {} unknown.", counts.recognized, counts.unrecognized);

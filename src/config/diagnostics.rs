@@ -69,12 +69,12 @@ impl fmt::Display for Diagnostic {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file could not be read.
-    #[error("cannot read the configuration file {}: {source}", path.display())]
+    #[error("cannot read the configuration file {}: {error}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
-        source: std::io::Error,
+        /// Why. It is in the message, so it is no `source` that would be said again.
+        error: std::io::Error,
     },
     /// The file is larger than any configuration.
     #[error("{} is no configuration file: it is larger than {limit} bytes", path.display())]

@@ -48,7 +48,7 @@ impl Config {
 
     /// The text of a configuration file.
     pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
-        let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+        let failed = |error| ConfigError::Read { path: path.to_owned(), error };
         let mut bytes = Vec::new();
         File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)).map_err(failed)?;
         if bytes.len() as u64 > MAX_BYTES {
@@ -333,8 +333,14 @@ fn alertmanager(item: Value<'_>, faults: &mut Faults) -> Option<Alertmanager> {
                     faults,
                     "expected a label name of letters, digits and `_`, not starting with a digit",
                 );
+            } else if name == "alertname" || name == "severity" {
+                value.fault(faults, "alerts have this label of their own: choose another name");
             } else if let Some(text) = value.string(faults, "a label value") {
-                into.labels.insert(name.to_owned(), text.replace(NODE_NAME, &node_name()));
+                let text = text.replace(NODE_NAME, &node_name());
+                if text.contains("${") {
+                    value.fault(faults, "only `${NODE_NAME}` is replaced, by the name of this node");
+                }
+                into.labels.insert(name.to_owned(), text);
             }
         }
     }

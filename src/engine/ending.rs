@@ -1,14 +1,16 @@
 //! The end of a server, and whether it was orderly.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Effect;
+use super::device::DeviceId;
 use super::incident::{Cause, VictimEvidence};
 use super::loss::{Left, Loss};
 use super::node::Core;
 use super::snapshot::LossCause;
-use super::state::{ClientKey, Daemon, Departure, Ending, Server};
+use super::state::{Client, ClientKey, Daemon, Departure, Ending, Server};
 use crate::event::Freshness;
 use crate::time::Moment;
 
@@ -87,6 +89,9 @@ impl Core {
         let was_in_fault = server.fault.is_some();
         let (at, confirmed) = (ending.at, server.is_confirmed);
         let active: Vec<ClientKey> = server.active().map(|client| client.key).collect();
+        // Whatever couples them: with the server all its contexts are gone, on every device.
+        let mut hits: BTreeSet<DeviceId> = server.active().flat_map(Client::devices).collect();
+        hits.extend(just_left.iter().flat_map(|left| &left.devices));
         if self.is_news() && confirmed {
             let place = daemon.place(server_pid);
             place.last_exit_status = ending.status;
@@ -98,6 +103,7 @@ impl Core {
                 cause: if was_in_fault { LossCause::Fault } else { LossCause::ServerExit },
                 incident: Some(if was_in_fault { Cause::Fault } else { Cause::ServerExit }),
                 victim: VictimEvidence::Snapshot,
+                hits: Some(hits),
                 at,
                 evidence: Some((ending.evidence_source, ending.evidence.clone())),
             };
@@ -107,8 +113,22 @@ impl Core {
             for left in just_left {
                 self.lose_departed(daemon, &left, &loss);
             }
+            if let Some((_, killed)) = self.ooms.iter().rev().find(|(pid, _)| *pid == server_pid).copied() {
+                self.server_out_of_memory(server_pid, killed);
+            }
         }
         self.server_gone(daemon, server_pid, at);
+    }
+
+    /// Writes into the incident of a server's end that the kernel ended it for want of memory.
+    pub fn server_out_of_memory(&mut self, server_pid: u32, at: Moment) {
+        let window = self.settings.window;
+        let text: Arc<str> = format!("the kernel's OOM killer ended process {server_pid}").into();
+        for case in self.cases.open_cases_mut() {
+            if case.incident.server_pid == Some(server_pid) && case.opened.distance(at.mono) <= window {
+                case.evidence("kmsg", at.wall, &text);
+            }
+        }
     }
 
     /// Forgets a server. Its lost clients' processes are still watched through their incidents.

@@ -84,6 +84,7 @@ impl Core {
             cause: LossCause::Fault,
             incident: Some(Cause::Fault),
             victim: VictimEvidence::ServerLog,
+            hits: None,
             at,
             evidence: text.map(|text| ("server.log", text.clone())),
         };

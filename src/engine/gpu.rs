@@ -355,6 +355,7 @@ impl Core {
             cause: LossCause::Gpu,
             incident: Some(Cause::Gpu),
             victim: VictimEvidence::Snapshot,
+            hits: None,
             at,
             evidence: Some(evidence),
         };
@@ -427,6 +428,7 @@ impl Core {
             }
             self.explain_departed(daemon, at);
         }
+        self.server_out_of_memory(pid, at);
     }
 }
 

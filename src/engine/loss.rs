@@ -31,6 +31,8 @@ pub(super) struct Loss {
     /// The incident that it opens or joins; `None` for an intended loss.
     pub incident: Option<Cause>,
     pub victim: VictimEvidence,
+    /// The devices that are hit; `None` for the coupled set of the client that is lost.
+    pub hits: Option<BTreeSet<DeviceId>>,
     pub at: Moment,
     /// Source and line.
     pub evidence: Option<(&'static str, Arc<str>)>,
@@ -164,14 +166,14 @@ impl Core {
             return;
         }
         let devices = client.devices();
-        let coupled = server.coupled(&devices);
-        let before = clients_on(server, &coupled);
+        let hit = loss.hits.clone().unwrap_or_else(|| server.coupled(&devices));
+        let before = clients_on(server, &hit);
         if let Some(client) = server.clients.get_mut(&key) {
             client.lost = Some(Lost { case: None });
         }
         let devices = if devices.is_empty() { self.placeholder(daemon, server_pid) } else { devices };
         let number =
-            loss.incident.and_then(|cause| self.case_for(daemon, Some(server_pid), &coupled, cause, loss.at));
+            loss.incident.and_then(|cause| self.case_for(daemon, Some(server_pid), &hit, cause, loss.at));
         self.count_loss(daemon, &devices, loss, key, number);
         let Some(number) = number else { return };
         self.add_victim(daemon, number, &client, before, loss, None);
@@ -193,9 +195,9 @@ impl Core {
         } else {
             left.devices.clone()
         };
-        let number = loss
-            .incident
-            .and_then(|cause| self.case_for(daemon, Some(left.server), &left.coupled, cause, loss.at));
+        let hit = loss.hits.as_ref().unwrap_or(&left.coupled);
+        let number =
+            loss.incident.and_then(|cause| self.case_for(daemon, Some(left.server), hit, cause, loss.at));
         self.count_loss(daemon, &devices, loss, left.client.key, number);
         let Some(number) = number else { return };
         self.add_victim(daemon, number, &left.client, left.clients_before, loss, Some(left.at));
@@ -270,6 +272,7 @@ impl Core {
             cause,
             incident,
             victim: VictimEvidence::Snapshot,
+            hits: None,
             at,
             evidence: text,
         };

@@ -140,6 +140,7 @@ impl Core {
                 cause: LossCause::Unexplained,
                 incident: Some(Cause::Unexplained),
                 victim: VictimEvidence::Snapshot,
+                hits: None,
                 at: first.at,
                 evidence: Some(("proc", text.clone())),
             };

@@ -101,7 +101,14 @@ impl Filter {
                             || format!("`limit` must be a number from 1 to {MAX_LIMIT}, not `{value}`"),
                         )?;
                 }
-                "before" => filter.before = Some(value),
+                "before" => {
+                    let is_id =
+                        |part: &str| part.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+                    if value.is_empty() || !is_id(&value) {
+                        return Err(format!("`before` must be the id of an incident, not `{value}`"));
+                    }
+                    filter.before = Some(value);
+                }
                 "state" => filter.state = Some(word(key, &value)?),
                 "cause" => filter.cause = Some(word(key, &value)?),
                 "fault_domain" => filter.fault_domain = Some(value),

@@ -37,7 +37,7 @@ pub use web_config::{WebConfigError, check as check_web_config};
 /// Where and how to serve; the flags are those of Prometheus's exporter-toolkit.
 #[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
 pub struct WebOptions {
-    /// Address to listen on: host:port, :port, \[IPv6\]:port, or unix: and the path of a socket. May be repeated.
+    /// Address to listen on: `host:port`, `:port`, `[IPv6]:port`, or `unix:` and the path of a socket. May be repeated.
     #[arg(long = "web.listen-address", value_name = "ADDRESS", default_value = ":10055")]
     pub listen: Vec<ListenAddress>,
 

@@ -176,10 +176,11 @@ fn words(key: &AlertKey, incident: &Incident) -> (String, String) {
             )
         }
         AlertName::RecoveryBlocked => {
-            let count = incident.recovery.blocked_by.len();
-            format!(
-                "{count} processes block the recovery of fault domain {domain}: its server takes no new clients."
-            )
+            let blocking = match incident.recovery.blocked_by.len() {
+                1 => "1 process blocks".to_owned(),
+                count => format!("{count} processes block"),
+            };
+            format!("{blocking} the recovery of fault domain {domain}: its server takes no new clients.")
         }
         AlertName::ClientLost => {
             let cause = because(incident.cause);

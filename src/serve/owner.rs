@@ -11,6 +11,7 @@ use crate::engine::incident::IncidentChange;
 use crate::engine::snapshot::Snapshot;
 use crate::engine::{Effect, Node, Settings};
 use crate::event::{Event, EventKind};
+use crate::metrics::labels::LabelValue as _;
 use crate::outlet::Outlets;
 use crate::source::{Shutdown, live};
 use crate::time::{Clock, Mono};
@@ -165,11 +166,11 @@ fn log_incident(change: &IncidentChange) {
     );
     match change.change {
         Change::Opened => tracing::warn!(
-            incident = %incident.id, cause = ?incident.cause, fault_domains = domains, culprit,
+            incident = %incident.id, cause = incident.cause.label(), fault_domains = domains, culprit,
             "An incident opened."
         ),
         Change::MassLoss => tracing::error!(
-            incident = %incident.id, cause = ?incident.cause, fault_domains = domains, culprit,
+            incident = %incident.id, cause = incident.cause.label(), fault_domains = domains, culprit,
             lost = incident.victims.len(), before = incident.clients_before,
             "Mass client loss."
         ),

@@ -136,12 +136,12 @@ pub struct Entry {
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogueError {
     /// The file could not be read.
-    #[error("cannot read the Xid catalogue {}: {source}", path.display())]
+    #[error("cannot read the Xid catalogue {}: {error}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// A line is wrong.
     #[error("{}:{line}: {message}", path.display())]
@@ -178,7 +178,7 @@ impl Catalogue {
     /// The first line names columns of the built-in file, `code` among them. For a known code the cells that are not
     /// empty win; a new code needs `scope`, `severity`, `fatal` and `description`.
     pub fn with_overrides(path: &Path) -> Result<Catalogue, CatalogueError> {
-        let read_failed = |source| CatalogueError::Read { path: path.to_owned(), source };
+        let read_failed = |error| CatalogueError::Read { path: path.to_owned(), error };
         let file = File::open(path).map_err(read_failed)?;
         let mut text = String::new();
         file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(read_failed)?;

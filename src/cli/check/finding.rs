@@ -123,7 +123,11 @@ impl Report {
         let number = |state| self.findings.iter().filter(|finding| finding.state == state).count();
         let verdict = match self.exit_status {
             0 => "Everything that the configuration wants works.".to_owned(),
-            1 => format!("It works, but {} of {} are blind.", number(State::Blind), self.findings.len()),
+            1 => format!(
+                "It works, but some sources are blind: {} of {}.",
+                number(State::Blind),
+                self.findings.len()
+            ),
             _ => format!(
                 "It cannot work: {} broken, {} blind of {}.",
                 number(State::Broken),

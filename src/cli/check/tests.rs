@@ -52,7 +52,7 @@ BLIND   kernel_log       cannot open /dev/kmsg (Operation not permitted (os erro
           or             sysctl kernel.dmesg_restrict=0
           or             usermod -aG systemd-journal USER: the journal is read instead
 
-It works, but 1 of 9 are blind.
+It works, but some sources are blind: 1 of 9.
 ";
     let report = judged(&node, ROOT);
     assert_eq!(report.exit_status, 1);

@@ -89,23 +89,23 @@ impl fmt::Display for Address {
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// Nobody is there.
-    #[error("no exporter answers at {address}: {source}")]
+    #[error("no exporter answers at {address}: {error}")]
     Connect {
         /// Where.
         address: Address,
         /// Why.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// Not within the deadline.
     #[error("{0} gave no answer within {deadline} s", deadline = DEADLINE.as_secs())]
     Timeout(Address),
     /// What answers is no exporter, or one that speaks TLS.
-    #[error("{address} does not answer as an exporter does ({source}); does it want TLS?")]
+    #[error("{address} does not answer as an exporter does ({error}); does it want TLS?")]
     Http {
         /// Where.
         address: Address,
         /// What went wrong.
-        source: Box<dyn std::error::Error + Send + Sync>,
+        error: Box<dyn std::error::Error + Send + Sync>,
     },
     /// It refuses.
     #[error("{address} answered {path} with status {status}{hint}")]
@@ -126,7 +126,7 @@ pub async fn ask(address: &Address) -> Result<Bytes, AskError> {
     within_deadline(address, async {
         let answer = get(address, STATUS).await?;
         let body = Limited::new(answer.response.into_body(), MAX_ANSWER).collect().await;
-        Ok(body.map_err(|source| AskError::Http { address: address.clone(), source })?.to_bytes())
+        Ok(body.map_err(|error| AskError::Http { address: address.clone(), error })?.to_bytes())
     })
     .await
 }
@@ -152,7 +152,7 @@ impl News {
 
     /// Waits for an event, whichever: the picture is another. Cancelling it loses none.
     pub async fn next(&mut self) -> Result<(), AskError> {
-        let failed = |source| AskError::Http { address: self.address.clone(), source };
+        let failed = |error| AskError::Http { address: self.address.clone(), error };
         loop {
             let frame = tokio::time::timeout(SILENCE, self.answer.response.body_mut().frame()).await;
             let frame = frame.map_err(|_| failed("it fell silent".into()))?;
@@ -207,7 +207,7 @@ async fn within_deadline<T>(
 }
 
 async fn get(address: &Address, path: &'static str) -> Result<Answer, AskError> {
-    let failed = |source| AskError::Connect { address: address.clone(), source };
+    let failed = |error| AskError::Connect { address: address.clone(), error };
     match address {
         Address::Http { host, port, prefix } => {
             let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
@@ -232,7 +232,7 @@ async fn get_on<S>(
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let failed = |source| AskError::Http { address: address.clone(), source };
+    let failed = |error| AskError::Http { address: address.clone(), error };
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(error.into()))?;
     let mut connections = JoinSet::new();

@@ -182,6 +182,42 @@ fn a_server_whose_process_ends_without_any_line_takes_its_clients() {
 }
 
 #[test]
+fn a_server_takes_its_clients_on_all_gpus_in_one_incident() {
+    let mut bench = Bench::new();
+    for gpu in 0..4 {
+        bench.client(10 + gpu, &[gpu], &format!("job {gpu}"));
+    }
+    bench.tell(EventKind::OomKill { pid: SERVER });
+    bench.control(LogMessage::ServerExited { pid: SERVER, status: 0 });
+    bench.pass(60);
+    let incident = bench.incident();
+    assert_eq!((incident.cause, incident.victims.len(), incident.clients_before), (Cause::ServerExit, 4, 4));
+    assert!(incident.mass_client_loss, "one client a GPU, and all of them lost");
+    assert_eq!(incident.fault_domains.len(), 4);
+    assert!(incident.evidence.iter().any(|evidence| evidence.text.contains("OOM killer ended process")));
+    for gpu in 0..4 {
+        assert_eq!(lost(&bench, gpu, LossCause::ServerExit), 1);
+        assert_eq!(bench.domain(gpu).mass_losses.total, 1);
+    }
+}
+
+#[test]
+fn a_server_that_dies_of_a_fault_takes_the_gpus_that_the_fault_spared() {
+    let mut bench = Bench::new();
+    for gpu in 0..3 {
+        bench.client(10 + gpu, &[gpu], &format!("job {gpu}"));
+    }
+    bench.server(LogMessage::ClientFault { pid: 10 });
+    bench.server(LogMessage::ServerFault);
+    bench.pass(1_000);
+    bench.control(LogMessage::ServerExited { pid: SERVER, status: 1 });
+    bench.pass(60);
+    let incident = bench.incident();
+    assert_eq!((incident.cause, incident.victims.len()), (Cause::Fault, 3));
+    assert!(incident.mass_client_loss);
+}
+
+#[test]
 fn an_idle_server_that_ends_is_no_loss() {
     let mut bench = six();
     for pid in 10..16 {

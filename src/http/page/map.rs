@@ -7,7 +7,7 @@ use super::html::Html;
 use super::words::{self, Device, Level, Many, Memory, Named, Process, Span, age, badge};
 use crate::engine::incident::Incident;
 use crate::engine::snapshot::{DaemonView, DomainView, GpuView, Radius, Scope, Sharing, Snapshot};
-use crate::event::RecoveryAction;
+use crate::event::{RecoveryAction, ServerStatus};
 
 /// Workloads that are shown one by one in a set, while there are few sets.
 const SHOWN: usize = 12;
@@ -120,7 +120,10 @@ impl Pen<'_> {
 
     fn gpu(&self, html: &mut Html, domain: &DomainView) {
         let gpu = self.snapshot.gpus.iter().find(|gpu| gpu.index.to_string() == *domain.labels.gpu);
-        let (level, word) = domain_state(domain, gpu);
+        let takes_no_clients = self.snapshot.servers.iter().any(|server| {
+            Some(&server.daemon) == domain.daemon.as_ref() && server.status == Some(ServerStatus::Fault)
+        });
+        let (level, word) = domain_state(domain, gpu, takes_no_clients);
         html.raw("<li class=\"gpu ")
             .raw(level.class())
             .raw("\"><b>")
@@ -334,7 +337,7 @@ fn names(set: &Set) -> String {
     names.join(" and ")
 }
 
-fn domain_state(domain: &DomainView, gpu: Option<&GpuView>) -> (Level, &'static str) {
+fn domain_state(domain: &DomainView, gpu: Option<&GpuView>, takes_no_clients: bool) -> (Level, &'static str) {
     let action = gpu.and_then(|gpu| gpu.recovery_action).filter(|action| *action != RecoveryAction::None);
     if gpu.is_some_and(|gpu| gpu.is_up == Some(false)) {
         return (Level::Bad, "lost");
@@ -348,6 +351,8 @@ fn domain_state(domain: &DomainView, gpu: Option<&GpuView>) -> (Level, &'static 
             (Level::Good, "well")
         }
         (None, None) => (Level::Unknown, "unknown"),
+        // The fault is on another GPU, and the server refuses work on this one too.
+        (None, Some(_)) if takes_no_clients => (Level::Warning, "takes no new clients"),
         (None, Some(0)) => (Level::Unknown, "no clients"),
         (None, Some(_)) => (Level::Good, "well"),
     }
