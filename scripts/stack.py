@@ -58,11 +58,11 @@ def prometheus_programs(folder, suite):
 
 
 @contextlib.contextmanager
-def prometheus(program, work, config, *arguments):
-    """The URL and the process of a Prometheus with its data in `work`/data, once it is ready."""
+def prometheus(program, work, config, prefix=()):
+    """The URL and the process of a Prometheus with its data in `work`/data, once it is ready. `prefix`: how to start it."""
     (work / "prometheus.yml").write_text(config)
     address = f"127.0.0.1:{free_port()}"
-    command = [program, f"--config.file={work}/prometheus.yml", f"--storage.tsdb.path={work}/data", f"--web.listen-address={address}", *arguments]
+    command = [*prefix, program, f"--config.file={work}/prometheus.yml", f"--storage.tsdb.path={work}/data", f"--web.listen-address={address}"]
     with running(command, work / "log") as process:
         url = f"http://{address}"
         if not wait_for(lambda: urllib.request.urlopen(f"{url}/-/ready", timeout=2).status == 200, 30):
@@ -73,7 +73,7 @@ def prometheus(program, work, config, *arguments):
 def get(url, **parameters):
     """Prometheus's answer, also where it is an error."""
     try:
-        with urllib.request.urlopen(f"{url}?{urllib.parse.urlencode(parameters)}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{url}?{urllib.parse.urlencode(parameters)}", timeout=120) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         return json.load(error)
