@@ -13,7 +13,7 @@ mod support;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use mps::bed::{Bed, is_root, kill, versions};
+use mps::bed::{Bed, is_root, kill, versions, wait_for};
 use rustix::process::Signal;
 use support::Program;
 
@@ -125,6 +125,43 @@ fn a_fault_is_seen_explained_and_over() {
         exporter.expect_domain("mps_recovery_duration_seconds_count", GPU, "", 1.0);
         assert_eq!(exporter.incidents(), 1);
     }
+}
+
+/// What the optional series are, and how many incidents are shown, changes with the file, without a restart.
+#[test]
+fn a_changed_configuration_reaches_the_page_and_the_model() {
+    let Some(version) = versions().pop() else { return };
+    let mut bed = Bed::start(&version);
+    bed.order_new_servers(&format!("device {GPU}"));
+    let exporter = Program::beside(&bed, "incidents: {window: 500ms}", None);
+    let client = bed.client(0).connected();
+    exporter.expect_domain("mps_clients", GPU, "", 1.0);
+    let has = |name: &str| exporter.scrape("text/plain").lines().any(|line| line.starts_with(name));
+    assert!(!has("mps_client_info{") && has("mps_workload_clients{"));
+    let config = exporter.config();
+    let reloads = r#"mps_exporter_config_reloads_total{result="accepted"}"#;
+
+    exporter.reconfigure(&format!("{config}collectors: {{clients: true, workloads: false}}\n"));
+    exporter.expect(reloads, 1.0);
+    wait_for("the client's own series", || has("mps_client_info{").then_some(()));
+    assert!(!has("mps_workload_clients{"));
+    exporter.is_clean();
+
+    exporter.reconfigure(&config);
+    wait_for("the defaults", || (!has("mps_client_info{") && has("mps_workload_clients{")).then_some(()));
+
+    // Two incidents are shown, then the newest only.
+    client.kill();
+    for count in 1..=2 {
+        bed.order("say Server is handling a fatal GPU error.");
+        wait_for("an incident", || (exporter.incidents() == count).then_some(()));
+        bed.order("say Creating server context on device 0 (NVIDIA H200)");
+        wait_for("its end", || {
+            (exporter.json("/api/v1/incidents")["incidents"][0]["state"] == "closed").then_some(())
+        });
+    }
+    exporter.reconfigure(&config.replace("state: {", "state: {incidents_kept: 1, "));
+    wait_for("the surplus to go", || (exporter.incidents() == 1).then_some(()));
 }
 
 #[test]
@@ -241,6 +278,50 @@ fn no_line_is_lost_or_counted_twice_over_rotation_and_kill() {
     file.write_all(b"ted\n\xff\xfe broken \x00 line\r\n").unwrap();
     exporter.expect(recognized, 1.0);
     exporter.expect(r#"mps_log_lines_total{daemon="NAME",file="server.log",class="unrecognized"}"#, 1.0);
+}
+
+/// Lines that belong together, one half of them in the renamed file and one in its successor.
+#[test]
+fn a_rotation_in_the_middle_of_a_burst_changes_nothing() {
+    for version in versions() {
+        let (mut bed, exporter) = start(&version);
+        let ranks: Vec<_> = (0..6).map(|_| bed.client(0).connected()).collect();
+        exporter.expect_domain("mps_clients", GPU, "", 6.0);
+        let log = bed.log().join("server.log");
+        let rotate = |count: u32| {
+            std::fs::copy(&log, log.with_extension(format!("log.{count}"))).unwrap();
+            std::fs::OpenOptions::new().write(true).open(&log).unwrap().set_len(0).unwrap();
+        };
+        for rank in &ranks[..3] {
+            rank.kill();
+        }
+        wait_for("the first to leave", || bed.server_log().contains("disconnected").then_some(()));
+        rotate(1);
+        for rank in &ranks[3..] {
+            rank.kill();
+        }
+        exporter.expect_domain("mps_client_disconnects_total", GPU, "", 6.0);
+        std::thread::sleep(Duration::from_secs(6));
+        assert_eq!(exporter.incidents(), 0, "{version}: {}", exporter.json("/api/v1/incidents"));
+
+        let clients: Vec<_> = (0..4).map(|_| bed.client(0).connected()).collect();
+        exporter.expect_domain("mps_clients", GPU, "", 4.0);
+        bed.order("fault");
+        bed.order(&format!("say Client process {} encountered a fatal GPU error.", clients[0].pid));
+        bed.order("say Server is handling a fatal GPU error.");
+        bed.order(&format!("say Status of client {{{}, 1}} is INACTIVE", clients[0].pid));
+        wait_for("the first victim", || bed.server_log().contains("INACTIVE").then_some(()));
+        rotate(2);
+        for client in &clients[1..] {
+            bed.order(&format!("say Status of client {{{}, 1}} is INACTIVE", client.pid));
+        }
+        exporter.expect_domain("mps_clients_lost_total", GPU, r#",cause="fault""#, 4.0);
+        exporter.expect_domain("mps_mass_client_loss_total", GPU, "", 1.0);
+        assert_eq!(exporter.incidents(), 1);
+        let incident = exporter.json("/api/v1/incidents")["incidents"][0].clone();
+        assert_eq!(incident["victims"].as_array().unwrap().len(), 4);
+        assert_eq!(incident["culprit"]["pid"], clients[0].pid);
+    }
 }
 
 #[test]

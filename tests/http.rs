@@ -272,7 +272,7 @@ async fn an_address_that_is_taken_is_an_error() {
         generations,
         incidents: server.incidents.clone(),
         telemetry: server.telemetry.clone(),
-        collectors: mps_exporter::config::Collectors::default(),
+        collectors: std::sync::Arc::default(),
         readiness: mps_exporter::http::Readiness::default(),
     };
     let error = Server::bind(&options, state).await.err().unwrap();

@@ -57,7 +57,7 @@ fn promtool_finds_nothing_in_any_state() {
                 telemetry.daemon_restart("default", "ok");
             }
             let snapshots = Arc::new(ArcSwap::from_pointee(snapshot.clone()));
-            let collectors = Collectors { clients, ..Collectors::default() };
+            let collectors = Arc::new(ArcSwap::from_pointee(Collectors { clients, ..Collectors::default() }));
             let page =
                 Exposition::new(snapshots, telemetry, collectors).page(Format::Text, Encoding::Identity);
             let told = promtool(&page);

@@ -187,19 +187,7 @@ impl Logs {
     }
 
     fn replay(&self) -> Outcome {
-        let boot = "2026-04-01T07:59:59Z".parse().unwrap();
-        let mut recording =
-            Recording::new(TimeZone::UTC, Some(boot), "2026-04-02T00:00:00Z".parse().unwrap());
-        let part =
-            |text: &String| -> Vec<Box<dyn std::io::BufRead>> { vec![Box::new(Cursor::new(text.clone()))] };
-        recording.add("control.log", "default", Kind::Mps(LogFile::Control), part(&self.control));
-        recording.add("server.log", "default", Kind::Mps(LogFile::Server), part(&self.server));
-        recording.add("kmsg", "default", Kind::Kernel, part(&self.kernel));
-        let outcome = recording.run(settings()).unwrap();
-        for (log, counts) in &outcome.counts {
-            assert_eq!(counts.unrecognized, 0, "{log} has lines that are not known");
-        }
-        outcome
+        replay(&[("default", self)])
     }
 
     fn only(&self) -> Arc<Incident> {
@@ -212,6 +200,24 @@ impl Logs {
         let incidents = self.replay().incidents;
         assert!(incidents.is_empty(), "{incidents:#?}");
     }
+}
+
+/// The logs of several daemons of one node.
+fn replay(daemons: &[(&str, &Logs)]) -> Outcome {
+    let boot = "2026-04-01T07:59:59Z".parse().unwrap();
+    let mut recording = Recording::new(TimeZone::UTC, Some(boot), "2026-04-02T00:00:00Z".parse().unwrap());
+    let part =
+        |text: &String| -> Vec<Box<dyn std::io::BufRead>> { vec![Box::new(Cursor::new(text.clone()))] };
+    for (name, logs) in daemons {
+        recording.add("control.log", name, Kind::Mps(LogFile::Control), part(&logs.control));
+        recording.add("server.log", name, Kind::Mps(LogFile::Server), part(&logs.server));
+        recording.add("kmsg", name, Kind::Kernel, part(&logs.kernel));
+    }
+    let outcome = recording.run(settings()).unwrap();
+    for (log, counts) in &outcome.counts {
+        assert_eq!(counts.unrecognized, 0, "{log} has lines that are not known");
+    }
+    outcome
 }
 
 fn settings() -> Settings {
@@ -250,15 +256,19 @@ fn eight_ranks_of_a_job_that_finish_within_ten_milliseconds() {
 
 #[test]
 fn quit_while_clients_run() {
-    for generation in GENERATIONS {
+    // `quit` waits for the clients as long as they take, `quit -t 10` lets the server end them after 10 s.
+    let commands = [("quit", 0, 3_600_000), ("quit -t 10", 10, 10_000)];
+    for (generation, (command, limit, millis)) in
+        GENERATIONS.into_iter().flat_map(|generation| commands.map(|command| (generation, command)))
+    {
         let mut logs = with_clients(generation, &[7000, 7001, 7002]);
         logs.control("Accepting connection...");
         logs.control("NEW UI");
-        logs.control("Cmd:quit -t 10");
-        logs.control("quit command issued with timeout of 10");
+        logs.control(&format!("Cmd:{command}"));
+        logs.control(&format!("quit command issued with timeout of {limit}"));
         logs.control("The MPS control daemon is shutting down");
         logs.server("Server has been notified to shutdown");
-        logs.pass(10_000);
+        logs.pass(millis);
         for pid in [7000, 7001, 7002] {
             logs.leave(pid);
         }
@@ -434,4 +444,27 @@ fn a_gpu_falls_off_the_bus() {
     let incident = logs.only();
     assert_eq!(incident.cause, Cause::Gpu);
     assert!(incident.mass_client_loss);
+}
+
+#[test]
+fn two_daemons_on_one_gpu_fault_apart_and_lose_the_gpu_together() {
+    let mut one = with_clients(Generation::R550, &[7000, 7001]);
+    let mut other = with_clients(Generation::R550, &[8000, 8001]);
+    one.fault(7001, &[0], &[7000, 7001]);
+    let incidents = replay(&[("one", &one), ("other", &other)]).incidents;
+    assert_eq!(incidents.len(), 1, "{incidents:#?}");
+    assert_eq!(incidents[0].daemon.as_deref(), Some("one"));
+    assert_eq!(incidents[0].victims.iter().map(|victim| victim.pid).collect::<Vec<_>>(), [7000, 7001]);
+
+    let mut one = with_clients(Generation::R550, &[7000, 7001]);
+    one.kernel.push_str("4,10,10,c;NVRM: GPU at PCI:0000:3b:00: GPU-00000000-1a2b-3c4d-5e6f-708192a3b4c5\n");
+    one.xid("79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.");
+    other.pass(0);
+    let incidents = replay(&[("one", &one), ("other", &other)]).incidents;
+    assert_eq!(incidents.len(), 2, "one for each daemon: {incidents:#?}");
+    for incident in &incidents {
+        assert!(incident.cause == Cause::Gpu && incident.mass_client_loss && incident.victims.len() == 2);
+    }
+    assert_ne!(incidents[0].daemon, incidents[1].daemon);
+    assert_ne!(incidents[0].id, incidents[1].id);
 }

@@ -230,7 +230,7 @@ async fn refusal(path: &Path) -> String {
         generations,
         incidents: tokio::sync::broadcast::channel(1).0,
         telemetry: Telemetry::new(),
-        collectors: Collectors::default(),
+        collectors: Arc::new(arc_swap::ArcSwap::from_pointee(Collectors::default())),
         readiness: Readiness::default(),
     };
     let options = WebOptions {

@@ -266,8 +266,18 @@ impl Cases {
         self.keep(incident);
     }
 
+    /// Changes how many closed incidents are shown.
+    pub fn keep_at_most(&mut self, kept: usize) {
+        self.kept = kept;
+        self.forget_surplus();
+    }
+
     fn keep(&mut self, incident: Arc<Incident>) {
         self.closed.push_back(incident);
+        self.forget_surplus();
+    }
+
+    fn forget_surplus(&mut self) {
         while self.closed.len() > self.kept {
             if let Some(old) = self.closed.pop_front() {
                 self.ids.remove(&old.id);
@@ -430,7 +440,7 @@ impl Case {
         for device in &self.devices {
             if self.counted_on.insert(*device) && is_news {
                 let domain = daemon.domains.entry(*device).or_default();
-                domain.last_incident = Some(self.incident.id.clone());
+                domain.last_incidents.insert(self.incident.cause, self.incident.id.clone());
                 domain.incidents.entry(self.incident.cause).or_default().add(self.incident.started_at);
             }
         }

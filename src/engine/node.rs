@@ -71,6 +71,7 @@ impl Node {
 
     /// Takes over changed settings.
     pub fn reconfigure(&mut self, settings: Settings) {
+        self.core.cases.keep_at_most(settings.incidents_kept);
         self.core.settings = settings;
         self.core.generation += 1;
     }

@@ -37,7 +37,7 @@ impl Core {
             for device in &case.devices {
                 let domain = daemon.domains.entry(*device).or_default();
                 let started = Some(case.incident.started_at);
-                domain.last_incident = Some(case.incident.id.clone());
+                domain.last_incidents.insert(case.incident.cause, case.incident.id.clone());
                 let count = domain.incidents.entry(case.incident.cause).or_default();
                 count.last = count.last.max(started);
                 if case.incident.mass_client_loss {

@@ -111,8 +111,9 @@ impl Core {
             for left in daemon.departed.iter_mut().filter(|left| together(left)) {
                 left.is_settled = true;
             }
-            let workloads: BTreeSet<Option<(&str, &str)>> =
-                group.iter().map(|left| left.client.workload.as_ref().map(Workload::key)).collect();
+            // One that was gone before its workload was known proves nothing.
+            let workloads: BTreeSet<(&str, &str)> =
+                group.iter().filter_map(|left| left.client.workload.as_ref().map(Workload::key)).collect();
             let enough = u32::try_from(group.len()).unwrap_or(u32::MAX) >= self.settings.min_clients.max(2);
             if enough && workloads.len() >= 2 {
                 self.unexplained(daemon, &group);

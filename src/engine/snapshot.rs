@@ -204,8 +204,9 @@ pub struct DomainView {
     /// Incidents, by cause (every cause, from 0).
     #[serde(serialize_with = "as_map")]
     pub incidents: Vec<(Cause, Count)>,
-    /// Id of the last incident.
-    pub last_incident: Option<Arc<str>>,
+    /// Id of the last incident that counted under a cause, for every cause that has one.
+    #[serde(serialize_with = "as_map")]
+    pub last_incidents: Vec<(Cause, Arc<str>)>,
     /// Mass client losses.
     pub mass_losses: Count,
     /// Clients lost in the last of them.

@@ -75,8 +75,8 @@ pub struct AppState {
     pub incidents: broadcast::Sender<IncidentChange>,
     /// Counters of our own work.
     pub telemetry: Telemetry,
-    /// Which optional series to show.
-    pub collectors: Collectors,
+    /// Which optional series to show; a new value holds from the next scrape on.
+    pub collectors: Arc<ArcSwap<Collectors>>,
     /// Whether all that must be there at the start is there.
     pub readiness: Readiness,
 }

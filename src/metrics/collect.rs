@@ -88,13 +88,13 @@ const FAMILIES: &[&Family] = &[
 /// Collects the present snapshot.
 pub struct NodeCollector {
     snapshots: Arc<ArcSwap<Snapshot>>,
-    options: Collectors,
+    options: Arc<ArcSwap<Collectors>>,
     descriptions: Vec<Desc>,
 }
 
 impl NodeCollector {
-    /// A collector of whatever `snapshots` holds when it is asked.
-    pub fn new(snapshots: Arc<ArcSwap<Snapshot>>, options: Collectors) -> NodeCollector {
+    /// A collector of whatever `snapshots` holds when it is asked, as `options` then want it.
+    pub fn new(snapshots: Arc<ArcSwap<Snapshot>>, options: Arc<ArcSwap<Collectors>>) -> NodeCollector {
         NodeCollector { snapshots, options, descriptions: descriptions(FAMILIES) }
     }
 }
@@ -105,7 +105,7 @@ impl Collector for NodeCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        node(&self.snapshots.load(), &self.options)
+        node(&self.snapshots.load(), &self.options.load())
     }
 }
 

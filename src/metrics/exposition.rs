@@ -16,7 +16,6 @@ use prometheus::{Registry, TextEncoder};
 use tracing::warn;
 
 use crate::config::Collectors;
-use crate::engine::incident::Cause;
 use crate::engine::snapshot::Snapshot;
 use crate::metrics::collect::NodeCollector;
 use crate::metrics::families;
@@ -34,6 +33,7 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 pub struct Exposition {
     snapshots: Arc<ArcSwap<Snapshot>>,
     telemetry: Telemetry,
+    collectors: Arc<ArcSwap<Collectors>>,
     node: Registry,
     process: ProcessCollector,
     text: ArcSwapOption<Rendered>,
@@ -44,6 +44,8 @@ pub struct Exposition {
 struct Rendered {
     /// The snapshot's generation.
     generation: u64,
+    /// Which optional series it has.
+    collectors: Arc<Collectors>,
     /// The telemetry's version.
     version: u64,
     at: Instant,
@@ -62,18 +64,19 @@ impl Rendered {
 }
 
 impl Exposition {
-    /// A page of whatever `snapshots` and `telemetry` hold when it is asked for.
+    /// A page of whatever `snapshots`, `telemetry` and `collectors` hold when it is asked for.
     pub fn new(
         snapshots: Arc<ArcSwap<Snapshot>>,
         telemetry: Telemetry,
-        collectors: Collectors,
+        collectors: Arc<ArcSwap<Collectors>>,
     ) -> Exposition {
         let node = Registry::new();
-        node.register(Box::new(NodeCollector::new(snapshots.clone(), collectors)))
+        node.register(Box::new(NodeCollector::new(snapshots.clone(), collectors.clone())))
             .expect("a new registry holds no other collector");
         Exposition {
             snapshots,
             telemetry,
+            collectors,
             node,
             process: ProcessCollector::default(),
             text: ArcSwapOption::empty(),
@@ -98,11 +101,14 @@ impl Exposition {
         let previous = slot.load_full();
         // Taken before the data: a change in between makes the page newer than it says, never older.
         let generation = self.snapshots.load().generation;
+        let collectors = self.collectors.load_full();
         let version = self.telemetry.version();
         let mut page =
             String::with_capacity(previous.as_ref().map_or(0, |previous| previous.page.len() + 1024));
         match &previous {
-            Some(previous) if previous.generation == generation => {
+            Some(previous)
+                if previous.generation == generation && Arc::ptr_eq(&previous.collectors, &collectors) =>
+            {
                 if previous.version == version && previous.at.elapsed() < MAX_AGE {
                     return previous.clone();
                 }
@@ -128,6 +134,7 @@ impl Exposition {
         }
         let rendered = Arc::new(Rendered {
             generation,
+            collectors,
             version,
             at: Instant::now(),
             page: page.into(),
@@ -176,11 +183,10 @@ fn incident_exemplar(snapshot: &Snapshot, name: &str, labels: &[LabelPair]) -> O
     }
     let label = |name| labels.iter().find(|label| label.name() == name).map(LabelPair::value);
     let (domain, cause) = (label("fault_domain")?, label("cause")?);
-    let incident = snapshot.incidents.iter().find(|incident| {
-        Cause::label(incident.cause) == cause && incident.fault_domains.iter().any(|it| &**it == domain)
-    })?;
-    let at = unix_seconds(incident.started_at);
-    Some(Exemplar { label: "incident_id", value: incident.id.to_string(), at })
+    let domain = snapshot.domains.iter().find(|it| &*it.labels.fault_domain == domain)?;
+    let (cause, id) = domain.last_incidents.iter().find(|(it, _)| it.label() == cause)?;
+    let (_, count) = domain.incidents.iter().find(|(it, count)| it == cause && count.total > 0)?;
+    Some(Exemplar { label: "incident_id", value: id.to_string(), at: unix_seconds(count.last?) })
 }
 
 /// The page, compressed fast rather than well.

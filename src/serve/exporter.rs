@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use super::owner::{Outputs, Owner};
 use super::sources::{Handles, Sources};
 use crate::cli::serve::Serve;
-use crate::config::Config;
+use crate::config::{Collectors, Config};
 use crate::engine::{Node, Settings};
 use crate::http::{AppState, Readiness, Server};
 use crate::outlet::Outlets;
@@ -29,6 +29,9 @@ const FIRST_LOOK: Duration = Duration::from_millis(50);
 /// The running exporter.
 pub struct Exporter {
     config: Arc<Config>,
+    /// Whether the command line wants a series per client, whatever the configuration says.
+    collects_clients: bool,
+    collectors: Arc<ArcSwap<Collectors>>,
     telemetry: Telemetry,
     outbox: Outbox,
     sources: Option<Sources>,
@@ -78,14 +81,14 @@ impl Exporter {
             incidents: broadcast::Sender::new(STREAM_LAG),
         };
         let (latch, readiness) = Readiness::new();
-        let mut collectors = config.collectors.clone();
-        collectors.clients |= options.collect_clients;
+        let collects_clients = options.collect_clients;
+        let collectors = Arc::new(ArcSwap::from_pointee(collectors(&config, collects_clients)));
         let state = AppState {
             snapshots: outputs.snapshots.clone(),
             generations: outputs.generations.subscribe(),
             incidents: outputs.incidents.clone(),
             telemetry: telemetry.clone(),
-            collectors,
+            collectors: collectors.clone(),
             readiness,
         };
         let server = Server::bind(&options.web, state).await?;
@@ -107,6 +110,8 @@ impl Exporter {
         drop(latch);
         Ok(Exporter {
             config,
+            collects_clients,
+            collectors,
             telemetry,
             outbox,
             sources: Some(sources),
@@ -138,6 +143,9 @@ impl Exporter {
                     "The Xid catalogue cannot be used; the old one stays."
                 );
             }
+        }
+        if old.collectors != config.collectors {
+            self.collectors.store(Arc::new(collectors(&config, self.collects_clients)));
         }
         let outlets_differ = old.alertmanagers != config.alertmanagers
             || old.remediation != config.remediation
@@ -192,6 +200,12 @@ impl Exporter {
         }
         self.server.stop().await
     }
+}
+
+/// Which optional series to show.
+fn collectors(config: &Config, collects_clients: bool) -> Collectors {
+    let clients = config.collectors.clients || collects_clients;
+    Collectors { clients, ..config.collectors.clone() }
 }
 
 /// What the model is told of the configuration.

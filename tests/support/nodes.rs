@@ -224,7 +224,7 @@ pub fn domain(daemon: &str, index: u32, clients: u32) -> DomainView {
             .iter()
             .map(|cause| (*cause, if *cause == Cause::Fault { count(is_hit) } else { Count::default() }))
             .collect(),
-        last_incident: (is_hit == 1).then(|| "0195f0000001-1".into()),
+        last_incidents: (is_hit == 1).then(|| (Cause::Fault, "0195f0000001-1".into())).into_iter().collect(),
         mass_losses: count(is_hit),
         mass_loss_last_clients: (is_hit == 1).then_some(3),
         recovery_blocking: 0,

@@ -49,6 +49,18 @@ impl Program {
         self.child.wait().unwrap();
     }
 
+    /// Writes another configuration and asks for it to be read.
+    pub fn reconfigure(&self, config: &str) {
+        std::fs::write(&self.config, config).unwrap();
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    }
+
+    /// The configuration as it was written last.
+    pub fn config(&self) -> String {
+        std::fs::read_to_string(&self.config).unwrap()
+    }
+
     /// After [`Program::kill`], with the same state.
     pub fn start_again(&mut self) {
         (self.child, self.address) = spawn(&self.config, self.uid);

@@ -53,7 +53,7 @@ pub async fn serve_with(options: &WebOptions, snapshot: Snapshot) -> Running {
         generations: generation,
         incidents: incidents.clone(),
         telemetry: telemetry.clone(),
-        collectors: Collectors::default(),
+        collectors: Arc::new(ArcSwap::from_pointee(Collectors::default())),
         readiness,
     };
     let server = Server::bind(options, state).await.unwrap();

@@ -469,3 +469,112 @@ fn an_incident_whose_cause_changes_is_counted_once_by_its_first() {
     assert_eq!((bench.incident().cause, counts(&bench)), (Cause::Gpu, vec![(Cause::Killed, 1)]));
     assert_eq!(bench.domain(0).mass_losses.total, 1);
 }
+
+/// Two containers with two processes each, of the pods `a` and `b`.
+fn pods() -> Bench {
+    let mut bench = Bench::new();
+    for (pid, pod, container) in
+        [(10, "a", "main"), (11, "a", "side"), (12, "a", "main"), (20, "b", "main"), (21, "b", "main")]
+    {
+        bench.server_line("Received new client request");
+        bench.server_line("Worker created");
+        bench.server_line("Creating worker thread");
+        bench.server_line(&format!("Device NVIDIA H200 (uuid {}) is associated", uuid(0)));
+        bench.server_line(&format!("Status of client {{{pid}, 1}} is ACTIVE"));
+        let workload = Workload::Pod {
+            uid: format!("uid-{pod}").into(),
+            namespace: Some(format!("team-{pod}").into()),
+            pod: Some(pod.into()),
+            container: Some(container.into()),
+        };
+        bench.seen_with(pid, Some(workload));
+    }
+    bench.pass(60_000);
+    bench
+}
+
+/// The kubelet kills the processes; what is seen first is chance.
+fn deleted(bench: &mut Bench, pids: &[u32]) {
+    for pid in pids {
+        bench.pass(3);
+        let says = |bench: &mut Bench| {
+            bench.server_line("Receive command failed, assuming client exit");
+            bench.server_line(&format!("Client {{{pid}, 1}} exit"));
+            bench.server_line("Client process disconnected");
+        };
+        if pid % 2 == 0 {
+            bench.exit(*pid);
+            says(bench);
+        } else {
+            says(bench);
+            bench.exit(*pid);
+        }
+    }
+    bench.pass(20_000);
+}
+
+#[test]
+fn a_pod_that_is_deleted_is_no_loss() {
+    let mut bench = pods();
+    deleted(&mut bench, &[10, 11, 12]);
+    assert_eq!(bench.incidents(), []);
+    assert_eq!((bench.domain(0).clients, bench.domain(0).disconnects.total), (Some(2), 3));
+}
+
+#[test]
+fn two_pods_of_different_owners_that_are_deleted_at_once_are_at_most_a_warning() {
+    let mut bench = pods();
+    deleted(&mut bench, &[10, 11, 20, 12, 21]);
+    let incident = bench.incident();
+    assert_eq!((incident.cause, incident.mass_client_loss), (Cause::Unexplained, false));
+    assert_eq!(bench.domain(0).mass_losses.total, 0);
+    let alerts: Vec<&str> =
+        crate::outlet::alert::alerts(&incident).iter().map(|key| key.name.severity()).collect();
+    assert_eq!(alerts, ["warning"]);
+}
+
+#[test]
+fn a_gpu_off_the_bus_is_found_by_the_kernel_log_while_nvml_is_dead() {
+    let mut bench = six();
+    let state = Err("nvmlInit does not return".into());
+    bench.tell(EventKind::Source(SourceHealth { source: SourceName::Nvml, daemon: None, state }));
+    bench.tell(EventKind::GpuLost(pci(0)));
+    let incident = bench.incident();
+    assert_eq!((incident.cause, incident.victims.len()), (Cause::Gpu, 6));
+    assert!(incident.mass_client_loss);
+}
+
+#[test]
+fn a_fault_and_an_orderly_end_of_the_next_clients_are_told_apart() {
+    let mut bench = six();
+    fault(&mut bench, 12, &[10, 11, 12, 13, 14, 15]);
+    for pid in 10..16 {
+        bench.exit(pid);
+    }
+    bench.server(LogMessage::ContextCreated { device: 0, name: None });
+    bench.pass(6_000);
+    for (pid, unit) in [(30, "d"), (31, "d"), (32, "d")] {
+        bench.client(pid, &[0], unit);
+    }
+    for pid in [30, 31, 32] {
+        bench.exit(pid);
+    }
+    bench.pass(20_000);
+    assert_eq!(bench.incident().victims.len(), 6);
+}
+
+#[test]
+fn a_client_that_was_gone_before_its_workload_was_known_makes_no_second_one() {
+    let mut bench = Bench::new();
+    for pid in 10..13 {
+        bench.client(pid, &[0], "mpi");
+    }
+    bench.server(LogMessage::DeviceAssociated { device: DeviceName::Uuid(uuid(0)) });
+    bench.server(LogMessage::ContextActive { pid: 13, context: 1 });
+    bench.pass(50);
+    for pid in 10..14 {
+        bench.exit(pid);
+    }
+    bench.pass(20_000);
+    assert_eq!(bench.incidents(), []);
+}

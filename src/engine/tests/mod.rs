@@ -16,6 +16,7 @@ use crate::event::{
     LogPlace, ProcessFacts, ServerLook, ServerStatus, SourceHealth, SourceName, Xid, XidSource,
 };
 use crate::identity::{DeviceName, PciAddress, ProcessId, Workload};
+use crate::source::mps_log::reader::LineReader;
 use crate::time::{Moment, Mono};
 
 pub(super) const SERVER: u32 = 500;
@@ -127,6 +128,17 @@ impl Bench {
         self.log(LogFile::Server, SERVER, message);
     }
 
+    /// A line of server.log as the daemon writes it.
+    pub fn server_line(&mut self, text: &str) {
+        let line = format!("[2026-04-01 12:00:00.000 Server {SERVER:>5}] {text}");
+        let mut reader = LineReader::new(LogFile::Server);
+        let entry = reader.line(line.as_bytes()).map(|said| said.into_entry(LogFile::Server));
+        assert_eq!(reader.take_counts().unrecognized, 0, "{text}");
+        if let Some(entry) = entry {
+            self.tell(EventKind::Log("default".into(), entry));
+        }
+    }
+
     pub fn control(&mut self, message: LogMessage) {
         self.log(LogFile::Control, 400, message);
     }
@@ -142,13 +154,18 @@ impl Bench {
     }
 
     pub fn seen(&mut self, pid: u32, unit: &str) {
+        let workload = (!unit.is_empty()).then(|| Workload::Unit { unit: unit.into() });
+        self.seen_with(pid, workload);
+    }
+
+    pub fn seen_with(&mut self, pid: u32, workload: Option<Workload>) {
         let facts = ProcessFacts {
             pid,
             process: Some(ProcessId { pid, start: 7 }),
             started_at: Some(self.at.wall),
             command: Some(format!("cmd{pid}").into()),
             uid: Some(1000),
-            workload: (!unit.is_empty()).then(|| Workload::Unit { unit: unit.into() }),
+            workload,
         };
         self.tell(EventKind::ProcessSeen("default".into(), facts));
     }

@@ -1,14 +1,15 @@
 use std::io::Read as _;
 
 use super::*;
+use crate::engine::incident::Cause;
 use crate::metrics::openmetrics::strict;
 use crate::test_nodes as nodes;
 
 fn exposition(snapshot: Snapshot) -> (Exposition, Arc<ArcSwap<Snapshot>>, Telemetry) {
     let snapshots = Arc::new(ArcSwap::from_pointee(snapshot));
     let telemetry = Telemetry::new();
-    let collectors = Collectors { clients: true, ..Collectors::default() };
-    (Exposition::new(snapshots.clone(), telemetry.clone(), collectors), snapshots, telemetry)
+    let collectors = ArcSwap::from_pointee(Collectors { clients: true, ..Collectors::default() });
+    (Exposition::new(snapshots.clone(), telemetry.clone(), Arc::new(collectors)), snapshots, telemetry)
 }
 
 fn text(page: &Bytes) -> &str {
@@ -52,6 +53,32 @@ fn the_incident_counter_names_the_last_incident() {
         let id = sample.exemplar.as_ref().map(|(labels, ..)| labels[0].clone());
         assert_eq!(id, is_fault.then(|| ("incident_id".into(), "0195f0000001-1".into())));
     }
+}
+
+#[test]
+fn the_last_incident_is_named_where_it_was_counted() {
+    let mut snapshot = nodes::node(1, 2);
+    for incident in &mut snapshot.incidents {
+        std::sync::Arc::make_mut(incident).cause = Cause::Gpu;
+    }
+    let (exposition, ..) = exposition(snapshot);
+    let page = exposition.page(Format::OpenMetrics, Encoding::Identity);
+    let families = strict::parse(text(&page)).unwrap();
+    let incidents = families.iter().find(|family| family.name == "mps_incidents").unwrap();
+    let named = incidents.samples.iter().filter(|sample| sample.exemplar.is_some());
+    let causes: Vec<_> =
+        named.flat_map(|sample| &sample.labels).filter(|(name, _)| name == "cause").collect();
+    assert_eq!(causes, [&("cause".to_owned(), "fault".to_owned())]);
+}
+
+#[test]
+fn other_collectors_hold_from_the_next_scrape_on() {
+    let (exposition, ..) = exposition(nodes::node(1, 2));
+    let has_clients =
+        || text(&exposition.page(Format::Text, Encoding::Identity)).contains("mps_client_info{");
+    assert!(has_clients());
+    exposition.collectors.store(Arc::new(Collectors::default()));
+    assert!(!has_clients());
 }
 
 #[test]
@@ -104,6 +131,7 @@ fn only_the_part_that_changed_is_rendered_again() {
 
     let aged = Arc::new(Rendered {
         generation: counted.generation,
+        collectors: counted.collectors.clone(),
         version: counted.version,
         at: Instant::now().checked_sub(MAX_AGE).expect("the machine has been up for a second"),
         page: counted.page.clone(),
