@@ -29,7 +29,8 @@ fn main() {
 
 fn measure(name: &str, node: &Snapshot, collectors: &Collectors) {
     let snapshots = Arc::new(ArcSwap::from_pointee(node.clone()));
-    let exposition = Exposition::new(snapshots.clone(), Telemetry::new(), collectors.clone());
+    let collectors = Arc::new(ArcSwap::from_pointee(collectors.clone()));
+    let exposition = Exposition::new(snapshots.clone(), Telemetry::new(), collectors);
     let page = exposition.page(Format::Text, Encoding::Identity);
     let series = page.split(|byte| *byte == b'\n').filter(|line| !line.starts_with(b"#")).count() - 1;
     let rounds: u64 = if series > 5000 { 100 } else { 400 };

@@ -1,6 +1,5 @@
 //! Fatal GPU errors: from the first line to recreated contexts.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Effect;
@@ -130,18 +129,23 @@ impl Core {
         for key in gone {
             server.clients.remove(&key);
         }
-        self.cases_recovered(daemon, at, |case| case.incident.server_pid == Some(server_pid));
+        self.cases_recovered(daemon, at, |case, _| case.incident.server_pid == Some(server_pid));
     }
 
     /// Writes the recovery into the incidents that wait for it.
-    fn cases_recovered(&mut self, daemon: &mut Daemon, at: Moment, is_meant: impl Fn(&Case) -> bool) {
+    fn cases_recovered(
+        &mut self,
+        daemon: &mut Daemon,
+        at: Moment,
+        is_meant: impl Fn(&Case, &Daemon) -> bool,
+    ) {
         let is_news = self.freshness != Freshness::History;
         let name = daemon.site.name.clone();
         for case in self.cases.open_cases_mut() {
             // History tells of earlier recoveries too.
             let is_before = at.mono < case.opened;
             let is_known = case.incident.recovery.recovered_at.is_some();
-            if case.daemon != name || is_before || is_known || !is_meant(case) {
+            if is_before || is_known || !is_meant(case, daemon) || case.daemon != name {
                 continue;
             }
             let seconds = at.mono.since(case.opened).as_secs_f64();
@@ -159,12 +163,9 @@ impl Core {
 
     /// A new server is ready: whatever waited for one has recovered.
     pub fn server_replaced(&mut self, daemon: &mut Daemon, new_pid: u32, at: Moment) {
-        let gone: BTreeSet<u32> =
-            self.cases.open_cases().filter_map(|case| case.incident.server_pid).collect();
-        let gone: BTreeSet<u32> =
-            gone.into_iter().filter(|pid| *pid != new_pid && !daemon.servers.contains_key(pid)).collect();
-        self.cases_recovered(daemon, at, |case| {
-            case.incident.server_pid.is_some_and(|pid| gone.contains(&pid))
+        self.cases_recovered(daemon, at, |case, daemon| {
+            let waits_for = case.incident.server_pid.filter(|pid| *pid != new_pid);
+            waits_for.is_some_and(|pid| !daemon.servers.contains_key(&pid))
         });
     }
 

@@ -95,7 +95,7 @@ impl Core {
         }
         // Victims of a server that is gone are known to their incident alone.
         for case in self.cases.open_cases_mut() {
-            if case.daemon == daemon.site.name && case.has_victim(key) {
+            if case.has_victim(key) && case.daemon == daemon.site.name {
                 case.victim_exited(key, at.wall);
             }
         }

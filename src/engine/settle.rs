@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::case::Case;
 use super::device::DeviceId;
 use super::incident::{Cause, Change, IncidentState, VictimEvidence};
 use super::loss::Loss;
@@ -21,12 +22,14 @@ impl Core {
     /// What open incidents have to be told because time passed.
     pub fn settle_cases(&mut self, daemons: &mut BTreeMap<DaemonName, Daemon>, at: Moment) {
         let window = self.settings.window;
-        let due: Vec<u64> = self.cases.open_cases().map(|case| case.number).collect();
+        let is_due = |case: &&Case| {
+            let age = at.mono.since(case.since);
+            let lacks_devices = case.devices.is_empty() && age >= DEVICES_UNKNOWN_AFTER;
+            case.awaits.map_or(lacks_devices || age >= window, |until| until <= at.mono)
+        };
+        let due: Vec<u64> = self.cases.open_cases().filter(is_due).map(|case| case.number).collect();
         for number in due {
             let Some(case) = self.cases.get_mut(number) else { continue };
-            if case.awaits.is_some_and(|until| until > at.mono) {
-                continue;
-            }
             case.awaits = None;
             let age = at.mono.since(case.since);
             let (name, server_pid) = (case.daemon.clone(), case.incident.server_pid);
