@@ -1,16 +1,20 @@
 //! Which lines of the kernel log matter, and what they say.
 
-use std::sync::LazyLock;
-
-use memchr::memmem::{self, Finder};
+use memchr::memmem;
 
 use super::xid::{MARK, Scan, XidLine, number_after};
 use crate::identity::PciAddress;
 
-static DRIVER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"NVRM: "));
-static SWITCH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"SXid (PCI:"));
-static KILLED: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"Killed process "));
-static OOM_KILL: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"oom-kill:constraint="));
+const DRIVER: &[u8] = b"NVRM: ";
+const SWITCH: &[u8] = b"nvidia-nvswitch";
+const OOM_KILL: &[u8] = b"oom-kill:constraint=";
+/// What `oom_kill_process` of the kernel puts before `Killed process`; nothing on older ones.
+const OUT_OF_MEMORY: [&[u8]; 4] = [
+    b"",
+    b"Out of memory: ",
+    b"Out of memory (oom_kill_allocating_task): ",
+    b"Memory cgroup out of memory: ",
+];
 
 const OFF_THE_BUS: &[u8] = b"fallen off the bus";
 const XID_OFF_THE_BUS: u32 = 79;
@@ -55,13 +59,14 @@ pub struct Recognizer {
 }
 
 impl Recognizer {
-    /// What the text of a record or line says, if it matters. The text may have any prefix.
+    /// What a message of the kernel says, if it matters. It must begin with the mark of who speaks: further on,
+    /// messages hold names that any user may choose, of files, commands and control groups.
     pub fn line<'a>(&mut self, text: &'a [u8]) -> Option<Line<'a>> {
-        if let Some(at) = DRIVER.find(text) {
-            return self.driver_line(&text[at..]);
+        if text.starts_with(DRIVER) {
+            return self.driver_line(text);
         }
-        if let Some(at) = SWITCH.find(text) {
-            return sxid(&text[at + b"SXid (".len()..]);
+        if let Some(after) = text.strip_prefix(SWITCH) {
+            return switch_line(after);
         }
         self.oom_kill(text)
     }
@@ -101,35 +106,50 @@ impl Recognizer {
             let is_told = self.off_the_bus.take_if(|told| *told == pci).is_some();
             return (!is_told).then_some(Line::GpuLost(pci));
         }
-        let rest = &message[memmem::find(message, b"RC all ")?..];
-        let code = number_after(rest, b"channels for critical error ")?;
-        Some(Line::AllChannelsFailed(code))
+        all_channels_failed(message)
     }
 
     /// `Out of memory: Killed process 1 (comm) …`, `Memory cgroup out of memory: Killed process …`, or before it
     /// `oom-kill:constraint=…,task=comm,pid=1,uid=0`.
     fn oom_kill<'a>(&mut self, text: &[u8]) -> Option<Line<'a>> {
-        if let Some(at) = OOM_KILL.find(text) {
+        if let Some(after) = text.strip_prefix(OOM_KILL) {
             // The last one: the command before it may hold anything.
-            let pid = number_after(&text[at..], b",pid=").filter(|pid| *pid != 0)?;
+            let pid = number_after(after, b",pid=").filter(|pid| *pid != 0)?;
             self.oom_pid = Some(pid);
             return Some(Line::OomKill(pid));
         }
-        let at = KILLED.find(text)?;
-        let before = &text[..at];
-        if !before.is_empty() && !before.ends_with(b"ut of memory: ") {
-            return None;
-        }
-        let mut scan = Scan(&text[at + b"Killed process ".len()..]);
+        let killed =
+            OUT_OF_MEMORY.iter().find_map(|why| text.strip_prefix(*why)?.strip_prefix(b"Killed process "))?;
+        let mut scan = Scan(killed);
         let pid = scan.decimal().filter(|pid| *pid != 0)?;
         let is_told = self.oom_pid.take() == Some(pid);
         (!is_told).then_some(Line::OomKill(pid))
     }
 }
 
-/// `SXid (PCI:0000:05:00.0): 12028, Non-fatal, …`. Lines that go on about an error repeat its number.
-fn sxid<'a>(after: &[u8]) -> Option<Line<'a>> {
+/// `krcRcAndNotifyAllChannels_IMPL: RC all user channels for critical error 79.`, since 590 behind `GPU0 `.
+fn all_channels_failed<'a>(message: &[u8]) -> Option<Line<'a>> {
+    let mut scan = Scan(message);
+    if scan.skip(b"GPU").is_some() {
+        scan.decimal()?;
+        scan.skip(b" ")?;
+    }
+    // The name of the function.
+    if let Some(end) = memmem::find(scan.0, b": ") {
+        let is_name = scan.0[..end].iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
+        scan.0 = if is_name { &scan.0[end + 2..] } else { scan.0 };
+    }
+    scan.skip(b"RC all ")?;
+    scan.skip(b"user ");
+    scan.skip(b"channels for critical error ")?;
+    scan.decimal().map(Line::AllChannelsFailed)
+}
+
+/// `3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, …`. Lines that go on about an error repeat its number.
+fn switch_line<'a>(after: &[u8]) -> Option<Line<'a>> {
     let mut scan = Scan(after);
+    scan.decimal()?;
+    scan.skip(b": SXid (")?;
     let mut head = || {
         let pci = scan.pci_address()?;
         scan.skip(b"): ")?;
@@ -183,7 +203,7 @@ mod tests {
             Some(Line::GpuUuid(HERE, "GPU-1b2c3d4e-0000-1111-2222-333344445555"))
         );
         assert!(matches!(
-            one("[...] NVRM: GPU at 0000:3b:00: GPU-1B2C3D4E-0000-1111-2222-333344445555"),
+            one("NVRM: GPU at 0000:3b:00: GPU-1B2C3D4E-0000-1111-2222-333344445555"),
             Some(Line::GpuUuid(HERE, _))
         ));
         assert_eq!(one("NVRM: GPU at PCI:0000:3b:00: GPU-1b2c"), None);
@@ -278,10 +298,43 @@ mod tests {
             assert_eq!(one(text), None, "{text}");
         }
         assert_eq!(one("NVRM: Xid : 32, pid=2280636"), Some(Line::Unreadable));
-        assert!(
-            matches!(one("usb 1-1: halfNVRM: Xid (PCI:0000:3b:00): 13, x"), Some(Line::Xid(_))),
-            "appended text"
-        );
+    }
+
+    /// Whatever a user may choose stands behind something that the kernel put there.
+    #[test]
+    fn what_a_user_can_name_is_none_of_them() {
+        for told in [
+            "NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off the bus.",
+            "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
+            "NVRM: x: RC all channels for critical error 79.",
+            "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 63",
+            "oom-kill:constraint=CONSTRAINT_NONE,task=t,pid=71,uid=0",
+            "Out of memory: Killed process 72 (b) total-vm:1kB",
+        ] {
+            assert!(one(told).is_some(), "{told}");
+            for forged in [
+                format!("foo: {told}"),
+                format!(" {told}"),
+                format!("x\n{told}"),
+                format!("audit: type=1701 audit(1.2:3): comm=\"x\n{told}\""),
+                format!("process '/home/u/{told}' started with executable stack"),
+                format!("{}[71]: segfault at 0 ip 0 sp 0 error 4 in {told}", &told[..15]),
+                format!("Out of memory of {told}"),
+            ] {
+                let line = one(&forged);
+                assert!(matches!(line, None | Some(Line::Unreadable)), "{forged}: {line:?}");
+            }
+            let oom = format!(
+                "oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/{told},task_memcg=/{told},task=a,pid=9,uid=1"
+            );
+            assert_eq!(one(&oom), Some(Line::OomKill(9)));
+        }
+        // A command of 15 bytes, and the library's name.
+        let text = "NVRM: RC all [71]: segfault at 0 in RC all channels for critical error 79[400000+1000]";
+        assert_eq!(one(text), None);
+        let text =
+            "NVRM: [71]: segfault at 0 in libfallen off the bus, RC all channels for critical error 79";
+        assert_eq!(one(text), None);
     }
 
     proptest! {

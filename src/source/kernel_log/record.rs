@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 /// Priorities from here on have a facility other than the kernel's: a process wrote the record.
-const FIRST_OF_USERS: u32 = 8;
+pub(super) const FIRST_OF_USERS: u32 = 8;
 
 /// One record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

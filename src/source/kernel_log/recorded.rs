@@ -17,6 +17,9 @@ use crate::event::EventKind;
 /// An entry of the journal is cut beyond this many bytes of message.
 const MAX_MESSAGE: usize = 8192;
 
+/// The binary form of a message in an export begins with its length in so many bytes.
+const LENGTH: usize = 8;
+
 /// A line that matters.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found<'a> {
@@ -124,16 +127,14 @@ impl Reader {
 
     fn export_line(&mut self, line: &[u8]) -> Option<Found<'_>> {
         let entry = self.export.get_or_insert_default();
-        if line.is_empty() {
+        // A length of ten is a line feed.
+        let is_in_length = entry.in_message && self.message.len() < LENGTH;
+        if line.is_empty() && !is_in_length {
             let entry = std::mem::take(entry);
-            let found = self.recognizer.line(&self.message);
+            let text = if entry.in_message { self.message.get(LENGTH..)? } else { &self.message[..] };
+            let line = self.recognizer.line(text)?;
             let stamp = Stamped::Known(entry.stamp);
-            return Some(Found {
-                line: found?,
-                text: &self.message,
-                is_from_kernel: !entry.is_of_user,
-                stamp,
-            });
+            return Some(Found { line, text, is_from_kernel: !entry.is_of_user, stamp });
         }
         if line.starts_with(b"__CURSOR=") {
             *entry = Export::default();
@@ -142,7 +143,6 @@ impl Reader {
             entry.in_message = true;
             self.message.clear();
         } else if entry.in_message {
-            // The first of these lines begins with eight bytes of length, which no recogniser minds.
             let room = MAX_MESSAGE.saturating_sub(self.message.len());
             self.message.extend(line.iter().take(room));
             self.message.push(b'\n');
@@ -266,6 +266,7 @@ mod tests {
             (line("12,17,5000000,-;"), Some(since(5_000_000)), false),
             (line("[    5.000000] "), Some(since(5_000_000)), true),
             (line("Feb 22 18:29:55 host kernel: [    5.000000] "), Some(at("2026-02-22T18:29:55Z")), true),
+            (line("Feb 22 18:29:55 host logger: "), Some(at("2026-02-22T18:29:55Z")), false),
             (line("Feb 22 18:29:55 host logger[99]: "), Some(at("2026-02-22T18:29:55Z")), false),
             (line("2026-02-22T18:29:55+0100 host kernel: "), Some(at("2026-02-22T17:29:55Z")), true),
             (line(""), None, true),

@@ -7,6 +7,8 @@ use jiff::tz::{Offset, TimeZone};
 use jiff::{SignedDuration, Timestamp};
 use memchr::{memchr, memmem};
 
+use super::record::FIRST_OF_USERS;
+
 const MONTHS: [&[u8]; 12] =
     [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
 /// How far into a line a stamp can begin.
@@ -86,25 +88,8 @@ impl StampContext {
         if rest.starts_with(b"[") { self.bracket(rest) } else { self.iso(rest).map(Stamp::Wall) }
     }
 
-    /// `2025-01-21T04:41:44,283302+00:00`, `2025-01-21 04:41:44 UTC`, `2025-01-21T04:41:44+0000`.
     fn iso(&self, line: &[u8]) -> Option<Timestamp> {
-        let date = date(number(line.get(..4)?)?, number(line.get(5..7)?)?, number(line.get(8..10)?)?)?;
-        if line[4] != b'-' || line[7] != b'-' || !matches!(line.get(10)?, b'T' | b' ') {
-            return None;
-        }
-        let (time, rest) = clock(&line[11..])?;
-        let local = DateTime::from_parts(date, time);
-        let offset = match rest {
-            [b'Z', ..] | [b' ', b'U', b'T', b'C', ..] => Some(0),
-            [sign @ (b'+' | b'-'), rest @ ..] => {
-                let hours = number(rest.get(..2)?)?;
-                let minutes = rest[2..].strip_prefix(b":").unwrap_or(&rest[2..]);
-                let minutes = minutes.get(..2).and_then(number).unwrap_or(0);
-                let seconds = i32::from(hours) * 3600 + i32::from(minutes) * 60;
-                Some(if *sign == b'-' { -seconds } else { seconds })
-            }
-            _ => None,
-        };
+        let (local, offset, _) = iso(line)?;
         match offset {
             Some(seconds) => Offset::from_seconds(seconds).ok()?.to_timestamp(local).ok(),
             None => self.zone.to_timestamp(local).ok(),
@@ -140,39 +125,137 @@ impl StampContext {
     }
 }
 
-/// The message of a line without what programs put before it, and whether a process is named there as its writer.
+/// The message of a line without what programs put before it, and whether that says that a process wrote it.
+///
+/// Only what is known to stand there is taken away, in its order, and nothing that a message can hold: priority,
+/// facility and level, stamp, host and `kernel:`, the kernel's stamp.
 pub(super) fn message_of(line: &[u8]) -> (&[u8], bool) {
-    let head = &line[..line.len().min(200)];
-    let mut text = match memmem::find(head, b"kernel: ") {
-        Some(at) => &line[at + b"kernel: ".len()..],
-        None => strip_priority(line),
-    };
-    text = text.trim_ascii_start();
-    if text.starts_with(b"[")
-        && let Some(end) = memmem::find(&text[..text.len().min(PREFIX)], b"] ")
-    {
-        text = &text[end + 2..];
+    let (priority, text) = priority(line.trim_ascii_start());
+    let mut is_of_user = priority.is_some_and(|priority| priority >= FIRST_OF_USERS);
+    let mut text = text;
+    if let Some((facility, rest)) = facility_of(text) {
+        is_of_user |= facility != b"kern";
+        text = rest;
     }
-    // `name[123]: …` is how syslog writes down a process.
-    let before = &line[..line.len() - text.len()];
-    let mark = memmem::find(text, b"]: ").map_or(before, |at| &line[..before.len() + at + 3]);
-    let writer = mark.strip_suffix(b"]: ").map(|rest| {
-        let digits = rest.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
-        let rest = &rest[..rest.len() - digits];
-        digits > 0 && rest.len() > 1 && rest.ends_with(b"[") && !rest[rest.len() - 2].is_ascii_whitespace()
-    });
-    (text, writer == Some(true))
+    // RFC 5424 counts its versions.
+    if let Some(rest) = wall_stamp(text).or_else(|| wall_stamp(text.strip_prefix(b"1 ")?)) {
+        text = rest;
+        if let Some((tag, rest)) = host(text).and_then(tag) {
+            is_of_user |= tag != b"kernel";
+            text = rest;
+        }
+    }
+    text = text.strip_prefix(b"kernel: ").unwrap_or(text);
+    // The second names the caller.
+    for _ in 0..2 {
+        text = bracketed(text).unwrap_or(text);
+    }
+    (text, is_of_user)
+}
+
+/// Moves past the stamp on the wall clock that a line begins with, and the blanks behind it.
+fn wall_stamp(text: &[u8]) -> Option<&[u8]> {
+    let by_syslog = || {
+        let (_, _, rest) = month_and_day(text)?;
+        Some(clock(rest)?.1)
+    };
+    let by_iso = || {
+        let rest = iso(text).or_else(|| iso(text.get(3..)?.strip_prefix(b" ")?))?.2;
+        // `CET`
+        let zone = rest.strip_prefix(b" ").unwrap_or_default();
+        let zone = zone.iter().take_while(|byte| byte.is_ascii_uppercase()).count();
+        let is_zone = (2..=5).contains(&zone) && rest.get(zone + 1) == Some(&b' ');
+        Some(if is_zone { &rest[zone + 1..] } else { rest })
+    };
+    let by_epoch = || {
+        unix(text)?;
+        Some(&text[memchr(b' ', text)?..])
+    };
+    let rest: &[u8] = by_syslog().or_else(by_iso).or_else(by_epoch)?;
+    rest.first().is_none_or(|byte| *byte == b' ').then(|| rest.trim_ascii_start())
+}
+
+/// Moves past a host's name or address.
+fn host(text: &[u8]) -> Option<&[u8]> {
+    let end = memchr(b' ', text)?;
+    let host = &text[..end];
+    let is_name = host.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(byte));
+    let is_address = || host.iter().all(|byte| byte.is_ascii_hexdigit() || *byte == b':');
+    (end > 0 && (is_name || is_address())).then(|| &text[end + 1..])
+}
+
+/// Who writes, and the text behind: `kernel: …`, `name[123]: …`, `kernel - - - …`.
+fn tag(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = memchr(b' ', text)?;
+    match text[..end].strip_suffix(b":") {
+        Some(tag) => Some((tag, &text[end + 1..])),
+        None => Some((&text[..end], text[end..].strip_prefix(b" - - - ")?)),
+    }
+}
+
+/// Moves past `[  966.503025] `, `[Sun Feb 23 16:24:18 2025] `, `[   T99] `, `[2026-04-22T21:27:51Z]: `.
+fn bracketed(text: &[u8]) -> Option<&[u8]> {
+    let text = text.strip_prefix(b"[")?;
+    let end = text.iter().take(PREFIX).position(|byte| *byte == b']')?;
+    let is_stamp = text[..end].iter().all(|byte| byte.is_ascii_alphanumeric() || b" :.,+-".contains(byte));
+    let rest = &text[end + 1..];
+    let rest = rest.strip_prefix(b":").unwrap_or(rest);
+    (is_stamp && rest.first().is_some_and(|next| b" [".contains(next))).then(|| rest.trim_ascii_start())
+}
+
+/// The facility in `kern  :warn  : …` of `dmesg -x` or `192.0.2.1: kern: warning: …`, and what follows.
+fn facility_of(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    const LEVELS: [&[u8]; 10] =
+        [b"emerg", b"alert", b"crit", b"err", b"error", b"warn", b"warning", b"notice", b"info", b"debug"];
+    let sender = memmem::find(text, b": ").map(|end| (&text[..end], &text[end + 2..]));
+    let is_address = |(name, _): &(&[u8], &[u8])| {
+        name.iter().all(|byte| byte.is_ascii_hexdigit() || b".:".contains(byte)) && name.contains(&b'.')
+    };
+    let text = sender.filter(is_address).map_or(text, |(_, rest)| rest);
+    let mut parts = text.splitn(3, |byte| *byte == b':');
+    let (facility, level, rest) = (parts.next()?.trim_ascii_end(), parts.next()?.trim_ascii(), parts.next()?);
+    let is_word = !facility.is_empty() && facility.iter().all(u8::is_ascii_lowercase);
+    (is_word && LEVELS.contains(&level)).then(|| (facility, rest.trim_ascii_start()))
 }
 
 /// Moves past `<4>`.
 fn strip_priority(line: &[u8]) -> &[u8] {
+    priority(line).1
+}
+
+/// The number in `<4>`, and what follows.
+fn priority(line: &[u8]) -> (Option<u32>, &[u8]) {
     let digits = line.get(1..).unwrap_or_default().iter().take_while(|byte| byte.is_ascii_digit()).count();
     match line {
         [b'<', ..] if (1..=4).contains(&digits) && line.get(digits + 1) == Some(&b'>') => {
-            line[digits + 2..].trim_ascii_start()
+            let priority = number(&line[1..=digits]).map(u32::from);
+            (priority, line[digits + 2..].trim_ascii_start())
         }
-        _ => line,
+        _ => (None, line),
     }
+}
+
+/// `2025-01-21T04:41:44,283302+00:00`, `2025-01-21 04:41:44 UTC`, `2025-01-21T04:41:44+0000`: local time, seconds
+/// east of UTC where told, and what follows.
+fn iso(line: &[u8]) -> Option<(DateTime, Option<i32>, &[u8])> {
+    let date = date(number(line.get(..4)?)?, number(line.get(5..7)?)?, number(line.get(8..10)?)?)?;
+    if line[4] != b'-' || line[7] != b'-' || !matches!(line.get(10)?, b'T' | b' ') {
+        return None;
+    }
+    let (time, rest) = clock(&line[11..])?;
+    let local = DateTime::from_parts(date, time);
+    Some(match rest {
+        [b'Z', rest @ ..] | [b' ', b'U', b'T', b'C', rest @ ..] => (local, Some(0), rest),
+        [sign @ (b'+' | b'-'), rest @ ..] => {
+            let hours = number(rest.get(..2)?)?;
+            let after = rest[2..].strip_prefix(b":").unwrap_or(&rest[2..]);
+            let minutes = after.get(..2).and_then(number);
+            let seconds = i32::from(hours) * 3600 + i32::from(minutes.unwrap_or(0)) * 60;
+            let rest = if minutes.is_some() { &after[2..] } else { &rest[2..] };
+            (local, Some(if *sign == b'-' { -seconds } else { seconds }), rest)
+        }
+        _ => (local, None, rest),
+    })
 }
 
 /// `966.503025`; with a sign it is a difference and no stamp.
@@ -311,24 +394,52 @@ mod tests {
 
     #[test]
     fn messages_are_freed_of_what_is_before_them() {
-        for (line, message, is_of_user) in [
-            (
-                "Nov 22 18:29:55 host kernel: [  966.503025] Killed process 1 (a)",
-                "Killed process 1 (a)",
-                false,
-            ),
-            ("[  966.503025] Killed process 1 (a)", "Killed process 1 (a)", false),
-            ("<4>[  966.503025] x", "x", false),
-            ("2025-01-21T04:41:44+0000 host kernel: x", "x", false),
-            ("plain", "plain", false),
-            ("Nov 22 18:29:55 host app[123]: NVRM: Xid", "Nov 22 18:29:55 host app[123]: NVRM: Xid", true),
-            (
-                "192.0.2.1: kern: warning: [2026-02-22T21:27:51Z]: NVRM",
-                "192.0.2.1: kern: warning: [2026-02-22T21:27:51Z]: NVRM",
-                false,
-            ),
+        const MESSAGE: &str = "NVRM: Xid (PCI:0000:3b:00): 79, x";
+        for (before, is_of_user) in [
+            ("", false),
+            ("kernel: ", false),
+            ("kernel: [16450076.435595] ", false),
+            ("[  966.503025] ", false),
+            ("[  966.503025][   T99] ", false),
+            ("[  966.503025] [   T99] ", false),
+            ("[  +6.010643] ", false),
+            ("[...] ", false),
+            ("[Sun Feb 23 16:24:18 2025] ", false),
+            ("<4>[  966.503025] ", false),
+            ("<12>[  966.503025] ", true),
+            ("kern  :warn  : [  966.503025] ", false),
+            ("kern  :warn  : 2025-01-21T04:41:44,283302+00:00 ", false),
+            ("user  :warn  : [  966.503025] ", true),
+            ("192.0.2.1: kern: warning: [2026-02-22T21:27:51.291660856Z]: ", false),
+            ("2025-01-21T04:41:44,283302+00:00 ", false),
+            ("2025-01-21T04:41:44+0000 host kernel: ", false),
+            ("2025-01-21 04:41:44 UTC host kernel: ", false),
+            ("2025-01-21 04:41:44 host-1.example.org kernel: ", false),
+            ("Tue 2025-01-21 04:41:44 CET host kernel: ", false),
+            ("1700000000.250000 host kernel: ", false),
+            ("<4>1 2025-01-21T04:41:44Z host kernel - - - ", false),
+            ("Nov 22 18:29:55 host kernel: [  966.503025] ", false),
+            ("Nov 22 18:29:55.25 fe80::1 kernel: ", false),
+            ("Aug 19 11:36:35  ", false),
+            ("Nov 22 18:29:55 host app[123]: ", true),
+            ("Nov 22 18:29:55 host app: ", true),
+            ("<13>1 2025-01-21T04:41:44Z host app - - - ", true),
         ] {
-            assert_eq!(message_of(line.as_bytes()), (message.as_bytes(), is_of_user), "{line}");
+            let line = format!("{before}{MESSAGE}");
+            assert_eq!(message_of(line.as_bytes()), (MESSAGE.as_bytes(), is_of_user), "{line}");
+        }
+        for (before, message) in [
+            ("foo: ", "foo: "),
+            ("[  966.503025] process '/home/u/", "process '/home/u/"),
+            ("[  966.503025] oom-kill:task_memcg=/a kernel: ", "oom-kill:task_memcg=/a kernel: "),
+            ("2025-01-21T04:41:44Z oom-kill:task_memcg=/a kernel: ", "oom-kill:task_memcg=/a kernel: "),
+            ("Nov 22 18:29:55 host kernel: audit: kernel: ", "audit: kernel: "),
+            ("Nov 22 18:29:55 host kernel: [  1.5] a kernel: ", "a kernel: "),
+            ("Nov 22 18:29:55 host kernel: '[  1.5] ", "'[  1.5] "),
+            ("[a/b] ", "[a/b] "),
+        ] {
+            let line = format!("{before}{MESSAGE}");
+            assert_eq!(message_of(line.as_bytes()).0, format!("{message}{MESSAGE}").as_bytes(), "{line}");
         }
     }
 
