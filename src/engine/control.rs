@@ -76,6 +76,7 @@ impl Core {
         let Some(server) = daemon.servers.get_mut(&told.pid) else { return };
         // Another answer had missed it. An exit line or the end of its process is newer than any answer.
         server.ending = server.ending.take().filter(|ending| ending.evidence_source != "control");
+        differences.extend(server.refuted.take());
         let in_fault = server.fault.is_some();
         match (told.status, in_fault) {
             (Some(ServerStatus::Fault), false) => {

@@ -20,6 +20,10 @@ const ENDING_SETTLES: Duration = Duration::from_millis(50);
 /// How long the end of a server's process waits for the daemon's line about it.
 const EXIT_LINE_SETTLES: Duration = Duration::from_millis(250);
 
+/// How long a line that tells of a server's end waits for the end of its process, while that is known to live. A daemon
+/// learns of the end from the kernel like everybody else, so the line comes after it.
+const PROCESS_END_TAKES: Duration = Duration::from_secs(1);
+
 /// A client that left so shortly before its server ended unannounced was taken by that end: the two are noticed in any
 /// order, and on a busy machine not at once. A server never ends unannounced by itself.
 const SAME_END: Duration = Duration::from_secs(1);
@@ -28,7 +32,10 @@ const SAME_END: Duration = Duration::from_secs(1);
 const MAX_ENDED_SERVERS: usize = 64;
 
 impl Core {
-    /// A server's process or its exit line says that it ended.
+    /// A server's process, its exit line or the daemon says that it ended; the line, and it alone, tells a status.
+    ///
+    /// Any local user can make the daemon write such a line. While the process is known to live, the line proves
+    /// nothing: it waits for the end of the process.
     pub fn server_ended(
         &mut self,
         daemon: &mut Daemon,
@@ -39,33 +46,71 @@ impl Core {
     ) {
         let (is_stopping, is_orphan) = (daemon.is_stopping, daemon.is_alive() == Some(false));
         let Some(server) = daemon.servers.get_mut(&server_pid) else { return };
-        let settles = if status.is_some() { ENDING_SETTLES } else { EXIT_LINE_SETTLES };
-        let began = server.ending.as_ref().map_or(at, |ending| ending.at);
+        let before = server.ending.take();
+        let rests_on_line = status.is_some()
+            && server.is_running
+            && self.freshness != Freshness::History
+            && before.as_ref().is_none_or(|before| before.rests_on_line);
+        let had_line = before.as_ref().is_some_and(|before| before.rests_on_line);
+        let (began, status_before) = before.as_ref().map_or((at, None), |before| (before.at, before.status));
+        let status = status.or(status_before);
+        let settles = match status {
+            _ if rests_on_line => PROCESS_END_TAKES,
+            Some(_) => ENDING_SETTLES,
+            None => EXIT_LINE_SETTLES,
+        };
+        // A line says more than the end that bears it out.
+        let (evidence_source, evidence) = match before {
+            Some(before) if had_line => (before.evidence_source, before.evidence),
+            _ => evidence,
+        };
         server.ending = Some(Ending {
             at: began,
-            status: status.or(server.ending.as_ref().and_then(|ending| ending.status)),
+            status,
             decide_at: at.mono.after(settles),
             is_orphan,
-            evidence: evidence.1,
-            evidence_source: evidence.0,
+            rests_on_line,
+            evidence,
+            evidence_source,
         });
+        if rests_on_line {
+            return;
+        }
         let is_clear = status.is_some_and(|status| status != 0) || server.is_leaving || is_stopping;
         if (is_clear && status.is_some()) || self.freshness != Freshness::Live {
             self.decide_ending(daemon, server_pid);
         }
     }
 
+    /// A server's process lives on after a line told of its end: the line is not believed, and the daemon is asked
+    /// whether it still lists the server.
+    fn refute_ending(&mut self, daemon: &mut Daemon, server_pid: u32) {
+        let Some(server) = daemon.servers.get_mut(&server_pid) else { return };
+        server.ending = None;
+        let text: Arc<str> =
+            format!("a log line said that server {server_pid} exited, but its process lives").into();
+        server.refuted = Some(text.clone());
+        daemon.log_disagreement = Some(text);
+        self.effects.push(Effect::Look(daemon.site.name.clone()));
+    }
+
     /// Decides about servers whose end has waited long enough.
     pub fn settle_endings(&mut self, daemon: &mut Daemon, at: Moment) {
-        let due: Vec<u32> = daemon
+        let due: Vec<(u32, bool)> = daemon
             .servers
             .values()
-            .filter(|server| server.ending.as_ref().is_some_and(|ending| ending.decide_at <= at.mono))
-            .map(|server| server.pid)
+            .filter_map(|server| {
+                let ending = server.ending.as_ref().filter(|ending| ending.decide_at <= at.mono)?;
+                Some((server.pid, ending.rests_on_line))
+            })
             .collect();
-        for pid in due {
+        for (pid, rests_on_line) in due {
             self.freshness = Freshness::Live;
-            self.decide_ending(daemon, pid);
+            if rests_on_line {
+                self.refute_ending(daemon, pid);
+            } else {
+                self.decide_ending(daemon, pid);
+            }
         }
     }
 

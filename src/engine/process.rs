@@ -14,6 +14,7 @@ impl Core {
         if let Some(server) = daemon.servers.get_mut(&facts.pid) {
             server.started_at = facts.started_at.or(server.started_at);
             server.is_confirmed = true;
+            server.is_running |= facts.process.is_some();
             if let Some(uid) = facts.uid {
                 daemon.learn_uid(facts.pid, uid);
             }
@@ -78,7 +79,8 @@ impl Core {
             return;
         }
         daemon.pending.retain(|pending| pending.pid != pid);
-        if daemon.servers.contains_key(&pid) {
+        if let Some(server) = daemon.servers.get_mut(&pid) {
+            server.is_running = false;
             let text = format!("the process of server {pid} ended").into();
             self.server_ended(daemon, pid, None, ("proc", text), at);
             return;

@@ -122,8 +122,12 @@ pub(super) struct Server {
     pub last_departure: Option<Mono>,
     /// When the server was first heard of by news, not history.
     pub is_confirmed: bool,
-    /// Its process ended, or its exit line said 0: the verdict waits for an announcement that may still be unread.
+    /// Its process is watched and has not ended.
+    pub is_running: bool,
+    /// Its process ended, or a line says so: the verdict waits for what may still be unread.
     pub ending: Option<Ending>,
+    /// A line that told of an end which was none, until the daemon has been asked.
+    pub refuted: Option<Arc<str>>,
     /// When something about it was last heard.
     pub touched: Mono,
 }
@@ -136,6 +140,8 @@ pub(super) struct Ending {
     pub decide_at: Mono,
     /// Its daemon was dead by then: nobody was left to write down an announcement.
     pub is_orphan: bool,
+    /// Nothing but a line tells of it, and the process is known to live.
+    pub rests_on_line: bool,
     pub evidence: Arc<str>,
     pub evidence_source: &'static str,
 }
@@ -361,7 +367,9 @@ impl Server {
             doubt_until: None,
             last_departure: None,
             is_confirmed: false,
+            is_running: false,
             ending: None,
+            refuted: None,
             touched: at,
         }
     }

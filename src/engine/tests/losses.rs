@@ -356,6 +356,7 @@ fn a_recorded_incident_goes_on_after_a_restart() {
     let recorded = bench.incident();
 
     let mut bench = Bench::new();
+    bench.pass(120_000);
     bench.node.restore(vec![(*recorded).clone()]);
     bench.freshness = Freshness::CaughtUp;
     bench.at = bench.at.at_wall(recorded.started_at);
@@ -420,6 +421,57 @@ fn one_xid_by_two_sources_is_one_xid_of_the_incident() {
     assert_eq!(incident.xids.len(), 1);
     assert_eq!((incident.xids[0].pid, incident.xids[0].source), (Some(13), XidSource::Nvml));
     assert_eq!(bench.snapshot().xids.len(), 2);
+}
+
+#[test]
+fn an_exit_line_about_a_server_whose_process_lives_is_not_believed() {
+    let mut bench = six();
+    bench.seen(SERVER, "");
+    let clients = [(10, 0), (11, 0), (12, 0), (13, 0), (14, 0), (15, 0)];
+    bench.look(&clients);
+    bench.control(LogMessage::ServerExited { pid: SERVER, status: 1 });
+    bench.effects.clear();
+    bench.pass(1_000);
+    assert_eq!(bench.effects, [Effect::Look("default".into())]);
+    let disagreement = |bench: &Bench| bench.snapshot().disagreements.len();
+    assert_eq!(disagreement(&bench), 1);
+    bench.look(&clients);
+    assert_eq!(disagreement(&bench), 1, "until the next answer");
+    bench.look(&clients);
+    assert_eq!(disagreement(&bench), 0);
+    bench.pass(60_000);
+    assert_eq!(bench.incidents(), []);
+    assert_eq!(bench.radius(0, Scope::Application), Some(6));
+
+    // Its real end, in either order.
+    bench.control(LogMessage::ServerExited { pid: SERVER, status: 1 });
+    bench.pass(300);
+    assert_eq!(bench.incidents(), []);
+    bench.exit(SERVER);
+    let incident = bench.incident();
+    assert_eq!((incident.cause, incident.victims.len()), (Cause::ServerExit, 6));
+    let evidence: Vec<_> = incident.evidence.iter().map(|evidence| &*evidence.source).collect();
+    assert_eq!(evidence, ["control.log"]);
+    let servers = bench.snapshot().servers;
+    assert_eq!((servers[0].last_exit_status, servers[0].exits_failed.total), (Some(1), 1));
+
+    let mut bench = six();
+    bench.seen(SERVER, "");
+    bench.exit(SERVER);
+    bench.control(LogMessage::ServerExited { pid: SERVER, status: 1 });
+    assert_eq!(bench.incident().cause, Cause::ServerExit);
+}
+
+#[test]
+fn an_exit_line_that_the_daemon_bears_out_is_believed() {
+    let mut bench = six();
+    bench.seen(SERVER, "");
+    bench.control(LogMessage::ServerExited { pid: SERVER, status: 1 });
+    bench.pass(1_100);
+    assert_eq!(bench.incidents(), []);
+    bench.tell(EventKind::Look("default".into(), Ok(crate::event::Look::default())));
+    bench.pass(300);
+    assert_eq!(bench.incident().cause, Cause::ServerExit);
 }
 
 #[test]
