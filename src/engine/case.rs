@@ -120,7 +120,9 @@ impl Cases {
 
     /// Takes over what an earlier run recorded.
     pub fn restore(&mut self, recorded: Vec<Incident>, devices: &mut Devices, now: Moment) {
-        for incident in recorded {
+        for mut incident in recorded {
+            // The clock may have been set back since.
+            incident.started_at = incident.started_at.min(now.wall);
             self.ids.insert(incident.id.clone());
             self.recorded.insert(incident.id.clone());
             let Some(daemon) = incident.daemon.clone().filter(|_| incident.state != IncidentState::Closed)

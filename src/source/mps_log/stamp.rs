@@ -68,7 +68,8 @@ impl StampClock {
                 Moment { wall: instant, mono: now.mono }
             }
             Freshness::Live => now,
-            Freshness::CaughtUp | Freshness::History => now.at_wall(instant),
+            // Nothing was written later than it was read.
+            Freshness::CaughtUp | Freshness::History => now.at_wall(instant.min(now.wall)),
         }
     }
 }
@@ -157,6 +158,9 @@ mod tests {
             (old.wall.to_string().as_str(), old.mono),
             ("2026-06-01T07:59:59Z", Mono(77 - 4_000_000_000))
         );
+        for freshness in [Freshness::CaughtUp, Freshness::History] {
+            assert_eq!(moment("2026-06-01 15:00:00.000", freshness), now, "no line is from the future");
+        }
     }
 
     #[test]
