@@ -20,8 +20,8 @@ use crate::time::{Moment, Mono};
 const MAX_EVIDENCE: usize = 64;
 /// Xid codes kept in one incident.
 const MAX_XIDS: usize = 32;
-/// Incidents that can be open at once. With more the oldest is closed.
-const MAX_OPEN: usize = 256;
+/// Incidents that can be open at once: a node has at most 16 GPUs with 7 instances each. With more the oldest is closed.
+const MAX_OPEN: usize = 128;
 
 /// How long an incident that an earlier run left open waits for the log of its daemon.
 const LOG_AWAITED: Duration = Duration::from_secs(30);
