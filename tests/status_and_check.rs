@@ -216,6 +216,7 @@ fn an_exporter_that_was_named_and_is_not_there_is_an_error() {
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.starts_with("mps-exporter: no exporter answers at http://127.0.0.1:1: "), "{error}");
+    assert_eq!(error.matches("refused").count(), 1, "the reason is told once: {error}");
 }
 
 /// The program as nobody, where a test may become that.
