@@ -8,6 +8,7 @@ pub mod config;
 pub mod demo;
 pub mod engine;
 pub mod event;
+pub mod file;
 pub mod glob;
 pub mod http;
 pub mod identity;

@@ -3,8 +3,7 @@
 //! Every function starts from the defaults and overwrites what the file gives, so that a key is named exactly once.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use super::{
     ControlClient, Daemon, Discovery, Hook, HookEvent, Host, Incidents, KernelLog, LogChoice, Nvml,
     Remediation, Restart, Secret, State,
 };
+use crate::file;
 use crate::outlet::hook::node_name;
 
 /// A configuration is small; anything larger is a mistake, such as the path of a log.
@@ -49,13 +49,10 @@ impl Config {
     /// The text of a configuration file.
     pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
         let failed = |error| ConfigError::Read { path: path.to_owned(), error };
-        let mut bytes = Vec::new();
-        File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)).map_err(failed)?;
-        if bytes.len() as u64 > MAX_BYTES {
-            return Err(ConfigError::TooLarge { path: path.to_owned(), limit: MAX_BYTES });
-        }
-        String::from_utf8(bytes)
-            .map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidData, error.utf8_error())))
+        file::read_text(path, MAX_BYTES).map_err(|error| match error.kind() {
+            io::ErrorKind::FileTooLarge => ConfigError::TooLarge { path: path.to_owned(), limit: MAX_BYTES },
+            _ => failed(error),
+        })
     }
 
     /// Validates the text of a configuration file; `name` is what diagnostics call it.

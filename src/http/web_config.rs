@@ -14,6 +14,7 @@ use hyper::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use tracing::{error, info};
 
+use crate::file;
 use crate::http::auth::Users;
 use crate::http::tls::{Acceptor, TlsError, TlsSettings};
 use crate::telemetry::Telemetry;
@@ -22,6 +23,8 @@ use crate::telemetry::Telemetry;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// bcrypt at this cost takes five seconds of a core; a higher one would only keep scrapers out.
 const MAX_BCRYPT_COST: u32 = 16;
+/// The file is not larger.
+const MAX_BYTES: u64 = 1 << 20;
 /// The headers that exporter-toolkit lets a file set.
 const SETTABLE_HEADERS: [&str; 5] = [
     "content-security-policy",
@@ -125,7 +128,7 @@ pub(super) struct WebConfig {
 
 impl WebConfig {
     fn read(path: &Path) -> Result<WebConfig, WebConfigError> {
-        let text = fs::read_to_string(path)
+        let text = file::read_text(path, MAX_BYTES)
             .map_err(|source| WebConfigError::Read { path: path.to_owned(), source })?;
         let raw: Option<RawFile> = if text.trim().is_empty() {
             None

@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 use crate::config::{Alertmanager, BasicAuth, Secret};
+use crate::file;
 #[cfg(feature = "tls")]
 use crate::outlet::tls::TlsFiles;
 
@@ -275,14 +276,8 @@ fn quote(answer: &[u8]) -> String {
 
 /// The content of a secret's file without the line end that editors put there.
 fn read_secret(path: &Path) -> Result<String, PostError> {
-    let read = || {
-        let length = std::fs::metadata(path)?.len();
-        if length > MAX_SECRET {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too large"));
-        }
-        std::fs::read_to_string(path)
-    };
-    let text = read().map_err(|error| PostError::Secret(path.to_owned(), error))?;
+    let text =
+        file::read_text(path, MAX_SECRET).map_err(|error| PostError::Secret(path.to_owned(), error))?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 

@@ -8,12 +8,12 @@ mod csv;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use serde::Serialize;
+
+use crate::file;
 
 const BUILTIN: &str = include_str!("catalogue.csv");
 /// The columns, in the order of the built-in file. A site's file names those that it gives, in any order.
@@ -179,13 +179,7 @@ impl Catalogue {
     /// empty win; a new code needs `scope`, `severity`, `fatal` and `description`.
     pub fn with_overrides(path: &Path) -> Result<Catalogue, CatalogueError> {
         let read_failed = |error| CatalogueError::Read { path: path.to_owned(), error };
-        let file = File::open(path).map_err(read_failed)?;
-        let mut text = String::new();
-        file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(read_failed)?;
-        if text.len() as u64 > MAX_BYTES {
-            let message = format!("larger than {MAX_BYTES} bytes, which is no catalogue");
-            return Err(CatalogueError::Invalid { path: path.to_owned(), line: 1, message });
-        }
+        let text = file::read_text(path, MAX_BYTES).map_err(read_failed)?;
         let mut catalogue = Catalogue::builtin().clone();
         catalogue.take(&text).map_err(|(line, message)| CatalogueError::Invalid {
             path: path.to_owned(),

@@ -22,6 +22,9 @@ use tokio_rustls::TlsAcceptor;
 use super::{TlsError, TlsSettings};
 use crate::http::stream::Stream;
 
+/// No file of certificates is larger.
+const MAX_PEM: u64 = 16 << 20;
+
 /// Turns connections into TLS connections.
 pub(in crate::http) struct Acceptor(TlsAcceptor);
 
@@ -31,8 +34,8 @@ impl Acceptor {
         let certificate_file = settings.cert_file.as_deref().ok_or(TlsError::Missing("cert_file"))?;
         let key_file = settings.key_file.as_deref().ok_or(TlsError::Missing("key_file"))?;
         let chain = certificates("cert_file", certificate_file)?;
-        let key =
-            PrivateKeyDer::from_pem_file(key_file).map_err(|error| file("key_file", key_file, &error))?;
+        let key = PrivateKeyDer::from_pem_slice(&pem("key_file", key_file)?)
+            .map_err(|error| file("key_file", key_file, &error))?;
 
         // The provider is passed along: the process-wide default panics when two are compiled in.
         let provider = Arc::new(provider(settings)?);
@@ -62,9 +65,13 @@ fn value(setting: &'static str, value: &str, problem: String) -> TlsError {
     TlsError::Value { setting, value: value.to_owned(), problem }
 }
 
+fn pem(setting: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
+    crate::file::read(path, MAX_PEM).map_err(|error| file(setting, path, &error))
+}
+
 fn certificates(setting: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let read: Vec<_> = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect)
+    let read: Vec<_> = CertificateDer::pem_slice_iter(&pem(setting, path)?)
+        .collect::<Result<_, _>>()
         .map_err(|error| file(setting, path, &error))?;
     if read.is_empty() {
         return Err(file(setting, path, &"it holds no certificate in PEM form"));
