@@ -19,6 +19,7 @@ use mps::bed::{Bed, kill, program, versions};
 use mps_exporter::config::{Control, Restart, State};
 use mps_exporter::engine::snapshot::{ClientView, DaemonState, DaemonView, Snapshot};
 use mps_exporter::event::{DaemonSite, Event, EventKind, Liveness, LockState, LogPlace};
+use mps_exporter::outlet::command::Commands;
 use mps_exporter::outlet::recorder::Recorder;
 use mps_exporter::outlet::restart::Restarter;
 use mps_exporter::source::control::ControlWatch;
@@ -64,7 +65,14 @@ impl Watched {
         let state = State { directory: Some(bed.directory().join("state")), incidents_kept: 10 };
         let (recorder, _) = Recorder::start(&state, &telemetry);
         let snapshot = Arc::new(ArcSwap::from_pointee(nodes::empty()));
-        let restarter = Arc::new(Restarter::new(&config, snapshot.clone(), &[], &recorder, &telemetry));
+        let restarter = Arc::new(Restarter::new(
+            &config,
+            snapshot.clone(),
+            &[],
+            &recorder,
+            &Commands::default(),
+            &telemetry,
+        ));
         let (outbox, events) = Outbox::new(Clock::new());
         let (stop, shutdown) = Shutdown::new();
         let site = DaemonSite {

@@ -8,14 +8,19 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::outlet::journal::ActionResult;
+use crate::source::Shutdown;
 
 /// How much of what a command prints is kept: the end of it.
 const MAX_OUTPUT: usize = 4 << 10;
 /// How long after its end the rest of its output is awaited. A child that it left behind may hold the pipe.
 const LAST_OUTPUT: Duration = Duration::from_millis(200);
+/// How long killed commands are awaited when the program stops, and that they are in the journal.
+const LAST_RECORD: Duration = Duration::from_millis(1500);
 /// What the service manager told us is not for a child to use.
 const NOT_INHERITED: [&str; 6] =
     ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"];
@@ -31,6 +36,76 @@ pub struct Task<'a> {
     pub input: &'a [u8],
     /// Time limit.
     pub timeout: Duration,
+    /// Ends it before its limit, in the same way.
+    pub stop: Shutdown,
+}
+
+/// The commands that run. Cheap to clone.
+///
+/// Each is attended to in a task of its own, which a changed configuration does not end: without it nobody would read
+/// what the command prints, which kills it with its next line, nor keep its limit, nor write down how it went.
+#[derive(Debug, Clone)]
+pub struct Commands {
+    running: watch::Sender<usize>,
+    stop: watch::Sender<bool>,
+    stopped: Shutdown,
+}
+
+impl Default for Commands {
+    fn default() -> Self {
+        let (stop, stopped) = Shutdown::new();
+        Commands { running: watch::Sender::new(0), stop, stopped }
+    }
+}
+
+impl Commands {
+    /// What ends the commands before their limits: see [`Task::stop`].
+    pub fn stop(&self) -> Shutdown {
+        self.stopped.clone()
+    }
+
+    /// Starts what attends to a command. It goes on when the handle is dropped.
+    pub fn spawn<F>(&self, attend: F) -> JoinHandle<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let counted = Counted::new(&self.running);
+        tokio::spawn(async move {
+            attend.await;
+            drop(counted);
+        })
+    }
+
+    /// Lets running commands end within `limit`; those that do not are ended.
+    pub async fn finish(&self, limit: Duration) {
+        let mut running = self.running.subscribe();
+        let count = *running.borrow();
+        if count == 0 {
+            return;
+        }
+        tracing::info!(commands = count, "Waiting for commands of hooks and restarts to end.");
+        let ended = tokio::time::timeout(limit, running.wait_for(|running| *running == 0)).await.is_ok();
+        if !ended {
+            self.stop.send_replace(true);
+            let _late = tokio::time::timeout(LAST_RECORD, running.wait_for(|running| *running == 0)).await;
+        }
+    }
+}
+
+/// A command that is counted as running until this is dropped.
+struct Counted(watch::Sender<usize>);
+
+impl Counted {
+    fn new(running: &watch::Sender<usize>) -> Counted {
+        running.send_modify(|running| *running += 1);
+        Counted(running.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.send_modify(|running| *running -= 1);
+    }
 }
 
 /// How a command went.
@@ -48,7 +123,7 @@ pub struct Run {
 
 /// Runs a command to its end, or to its limit: then every process of its group is killed. A process that has made a
 /// session of its own, as a daemon does, is no longer of the group.
-pub async fn run(task: Task<'_>) -> Run {
+pub async fn run(mut task: Task<'_>) -> Run {
     let started = Instant::now();
     let ended = |result, detail: String, output: &Tail| Run {
         result,
@@ -62,20 +137,21 @@ pub async fn run(task: Task<'_>) -> Run {
         Err(error) => return ended(ActionResult::NotStarted, error.to_string(), &output),
     };
     let status = tokio::select! {
-        status = attend(&mut child, task.input, &mut output) => Some(status),
-        () = tokio::time::sleep(task.timeout) => None,
+        status = attend(&mut child, task.input, &mut output) => Ok(status),
+        () = tokio::time::sleep(task.timeout) => Err(format!("after {:?}", task.timeout)),
+        () = task.stop.wait() => Err("because mps-exporter stopped".to_owned()),
     };
     match status {
-        Some(Ok(status)) if status.success() => ended(ActionResult::Ok, status.to_string(), &output),
-        Some(Ok(status)) => ended(ActionResult::Failed, status.to_string(), &output),
-        Some(Err(error)) => ended(ActionResult::Failed, error.to_string(), &output),
-        None => {
+        Ok(Ok(status)) if status.success() => ended(ActionResult::Ok, status.to_string(), &output),
+        Ok(Ok(status)) => ended(ActionResult::Failed, status.to_string(), &output),
+        Ok(Err(error)) => ended(ActionResult::Failed, error.to_string(), &output),
+        Err(why) => {
             kill_group(&child);
             // Killed processes end at once, unless they hang in the kernel.
             let reaped = tokio::time::timeout(Duration::from_secs(1), child.wait()).await;
             let detail = match reaped {
-                Ok(_) => format!("killed with its process group after {:?}", task.timeout),
-                Err(_) => format!("killed after {:?}, but it hangs in the kernel", task.timeout),
+                Ok(_) => format!("killed with its process group {why}"),
+                Err(_) => format!("killed {why}, but it hangs in the kernel"),
             };
             ended(ActionResult::Timeout, detail, &output)
         }
@@ -174,7 +250,10 @@ mod tests {
 
     async fn run_shell(script: &str, input: &[u8], timeout: Duration) -> Run {
         let environment = [("MPS_TEST", "seen")];
-        run(Task { command: &shell(script), environment: &environment, input, timeout }).await
+        let stop = Commands::default();
+        let task =
+            Task { command: &shell(script), environment: &environment, input, timeout, stop: stop.stop() };
+        run(task).await
     }
 
     #[tokio::test]
@@ -188,11 +267,13 @@ mod tests {
     async fn a_failure_says_how() {
         let failed = run_shell("exit 3", b"", Duration::from_secs(10)).await;
         assert_eq!((failed.result, failed.detail.as_str()), (ActionResult::Failed, "exit status: 3"));
+        let stop = Commands::default();
         let missing = run(Task {
             command: &["/nonexistent/command".into()],
             environment: &[],
             input: b"",
             timeout: Duration::from_secs(1),
+            stop: stop.stop(),
         })
         .await;
         assert_eq!(missing.result, ActionResult::NotStarted);
@@ -234,6 +315,36 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         panic!("of {pids:?} some live");
+    }
+
+    #[tokio::test]
+    async fn the_end_of_the_program_waits_for_a_command_and_ends_one_that_takes_too_long() {
+        let commands = Commands::default();
+        let results = std::sync::Arc::new(Mutex::new(Vec::new()));
+        for script in ["sleep 0.3; echo said", "sleep 600"] {
+            let (results, stop) = (results.clone(), commands.stop());
+            let handle = commands.spawn(async move {
+                let command = shell(script);
+                let task = Task {
+                    command: &command,
+                    environment: &[],
+                    input: b"",
+                    timeout: Duration::from_secs(60),
+                    stop,
+                };
+                let run = run(task).await;
+                results.lock().unwrap().push(run);
+            });
+            drop(handle);
+        }
+        let started = std::time::Instant::now();
+        commands.finish(Duration::from_secs(3)).await;
+        assert!(started.elapsed() >= Duration::from_secs(3));
+        let results = results.lock().unwrap();
+        let [ended, killed] = results.as_slice() else { panic!("{results:?}") };
+        assert_eq!((ended.result, ended.output.as_str()), (ActionResult::Ok, "said"));
+        assert_eq!(killed.result, ActionResult::Timeout, "{killed:?}");
+        assert!(killed.detail.contains("stopped"), "{killed:?}");
     }
 
     #[tokio::test]

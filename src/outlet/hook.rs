@@ -10,14 +10,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use crate::config::{Hook, HookEvent};
 use crate::engine::incident::{Cause, Incident};
 use crate::engine::snapshot::{DaemonState, DaemonView, Snapshot};
 use crate::identity::DaemonName;
 use crate::outlet::alert::is_blocked;
-use crate::outlet::command::{self, Run, Task};
+use crate::outlet::command::{self, Commands, Run, Task};
 use crate::outlet::journal::{Action, ActionKind, ActionResult};
 use crate::outlet::recorder::Recorder;
 use crate::source::Shutdown;
@@ -141,6 +141,7 @@ pub struct Hooks {
     ran: Mutex<Ran>,
     node: String,
     recorder: Recorder,
+    commands: Commands,
     telemetry: Telemetry,
 }
 
@@ -187,6 +188,7 @@ impl Hooks {
         hooks: &BTreeMap<HookEvent, Hook>,
         earlier: &[Action],
         recorder: &Recorder,
+        commands: &Commands,
         telemetry: &Telemetry,
     ) -> Hooks {
         let mut ran = Ran::default();
@@ -197,13 +199,13 @@ impl Hooks {
                 ran.first(event, incident);
             }
         }
-        Hooks::of(hooks, &BTreeMap::new(), ran, recorder, telemetry)
+        Hooks::of(hooks, &BTreeMap::new(), ran, recorder, commands, telemetry)
     }
 
     /// The hooks of a changed configuration. They know what these have run, and run what still waits.
     #[must_use]
     pub fn with_config(&self, hooks: &BTreeMap<HookEvent, Hook>, recorder: &Recorder) -> Hooks {
-        Hooks::of(hooks, &self.runners, self.lock_ran().clone(), recorder, &self.telemetry)
+        Hooks::of(hooks, &self.runners, self.lock_ran().clone(), recorder, &self.commands, &self.telemetry)
     }
 
     fn of(
@@ -211,6 +213,7 @@ impl Hooks {
         earlier: &BTreeMap<HookEvent, Runner>,
         ran: Ran,
         recorder: &Recorder,
+        commands: &Commands,
         telemetry: &Telemetry,
     ) -> Hooks {
         let runner = |event: &HookEvent, hook: &Hook| {
@@ -230,6 +233,7 @@ impl Hooks {
             ran: Mutex::new(ran),
             node: node_name(),
             recorder: recorder.clone(),
+            commands: commands.clone(),
             telemetry: telemetry.clone(),
         }
     }
@@ -268,7 +272,7 @@ impl Hooks {
     }
 
     /// Runs hooks until the program stops: each event's one at a time, different events' side by side. A command that
-    /// runs when the program stops is left to itself. Can be started again after an unexpected end.
+    /// runs then goes on, for [`Commands::finish`] to await. Can be started again after an unexpected end.
     pub async fn run(self: Arc<Self>, shutdown: Shutdown) {
         let mut tasks = JoinSet::new();
         for event in self.runners.keys().copied() {
@@ -276,25 +280,30 @@ impl Hooks {
             let mut shutdown = shutdown.clone();
             tasks.spawn(async move {
                 tokio::select! {
-                    () = hooks.serve(event) => {}
+                    () = hooks.clone().serve(event) => {}
                     () = shutdown.wait() => {}
                 }
             });
         }
         while let Some(ended) = tasks.join_next().await {
-            if let Err(error) = ended
-                && error.is_panic()
-            {
-                std::panic::resume_unwind(error.into_panic());
-            }
+            finished(ended);
         }
     }
 
-    async fn serve(&self, event: HookEvent) {
+    async fn serve(self: Arc<Self>, event: HookEvent) {
         let Some(runner) = self.runners.get(&event) else { return };
-        let mut queue = runner.queue.lock().await;
-        while let Some(occasion) = queue.recv().await {
-            self.run_once(event, &runner.hook, &occasion).await;
+        loop {
+            let mut queue = runner.queue.clone().lock_owned().await;
+            let Some(occasion) = queue.recv().await else { return };
+            let hooks = self.clone();
+            let attend = async move {
+                if let Some(runner) = hooks.runners.get(&event) {
+                    hooks.run_once(event, &runner.hook, &occasion).await;
+                }
+                // Until now the hooks of a changed configuration have waited, too.
+                drop(queue);
+            };
+            finished(self.commands.spawn(attend).await);
         }
     }
 
@@ -326,6 +335,7 @@ impl Hooks {
             environment: &[],
             input: &json,
             timeout: hook.timeout,
+            stop: self.commands.stop(),
         })
         .await;
         self.telemetry.hook_run(event.label(), run.result.label());
@@ -351,6 +361,15 @@ impl Hooks {
             );
         }
         self.recorder.action(ended(about, run)).await;
+    }
+}
+
+/// Passes a panic on to whoever starts the outlet again.
+pub(super) fn finished(ended: Result<(), JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        std::panic::resume_unwind(error.into_panic());
     }
 }
 

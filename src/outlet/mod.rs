@@ -33,6 +33,7 @@ use crate::source::Shutdown;
 use crate::telemetry::Telemetry;
 use alertmanager::{AlertmanagerOutlet, Timing, sleep_until};
 use client::UrlError;
+use command::Commands;
 use hook::{DaemonInput, Hooks};
 use journal::{Record, Restored};
 use recorder::Recorder;
@@ -49,6 +50,9 @@ const MOST: usize = 1024;
 const GATHER: Duration = Duration::from_millis(100);
 /// How long a stop waits for last posts.
 const STOP: Duration = Duration::from_secs(3);
+/// How long the end of the program waits for commands that run. With the last posts it fits into the 15 s that the
+/// Kubernetes manifests give.
+const LAST_COMMANDS: Duration = Duration::from_secs(8);
 /// How long after the start an incident that an earlier run left open must still be held open by the model to be told
 /// again. By then every source has had its first look.
 const CONFIRMED: Duration = Duration::from_secs(30);
@@ -63,6 +67,7 @@ pub struct Outlets {
     restarter: Option<Arc<Restarter>>,
     state: State,
     recorder: Recorder,
+    commands: Commands,
     snapshot: Arc<ArcSwap<Snapshot>>,
     waiting: Mutex<Waiting>,
     wake: Notify,
@@ -87,9 +92,11 @@ impl Outlets {
     ) -> Result<(Arc<Outlets>, Restored), UrlError> {
         let alertmanagers = alertmanagers(config, &[], telemetry)?;
         let (recorder, restored) = Recorder::start(&config.state, telemetry);
-        let hooks = Hooks::new(&config.remediation.hooks, &restored.actions, &recorder, telemetry);
+        let commands = Commands::default();
+        let hooks = Hooks::new(&config.remediation.hooks, &restored.actions, &recorder, &commands, telemetry);
         let restarter = config.remediation.restart.as_ref().map(|restart| {
-            Arc::new(Restarter::new(restart, snapshot.clone(), &restored.actions, &recorder, telemetry))
+            let earlier = &restored.actions;
+            Arc::new(Restarter::new(restart, snapshot.clone(), earlier, &recorder, &commands, telemetry))
         });
         let outlets = Outlets {
             alertmanagers,
@@ -97,6 +104,7 @@ impl Outlets {
             restarter,
             state: config.state.clone(),
             recorder,
+            commands,
             snapshot,
             waiting: Mutex::default(),
             wake: Notify::new(),
@@ -120,7 +128,8 @@ impl Outlets {
         };
         let hooks = self.hooks.with_config(&config.remediation.hooks, &recorder);
         let restarter = config.remediation.restart.as_ref().map(|restart| {
-            let made = Restarter::new(restart, self.snapshot.clone(), &[], &recorder, &self.telemetry);
+            let snapshot = self.snapshot.clone();
+            let mut made = Restarter::new(restart, snapshot, &[], &recorder, &self.commands, &self.telemetry);
             if let Some(earlier) = &self.restarter {
                 made.take_over(earlier);
             }
@@ -132,6 +141,7 @@ impl Outlets {
             restarter,
             state: config.state.clone(),
             recorder,
+            commands: self.commands.clone(),
             snapshot: self.snapshot.clone(),
             waiting: Mutex::new(std::mem::take(&mut *self.lock())),
             wake: Notify::new(),
@@ -139,6 +149,12 @@ impl Outlets {
         };
         outlets.tell(&outlets.open_incidents());
         Ok(Arc::new(outlets))
+    }
+
+    /// To be called when the program ends, after [`Outlets::run`] has: gives commands that still run, started under an
+    /// earlier configuration too, a few seconds, and ends those that need longer.
+    pub async fn finish_commands(&self) {
+        self.commands.finish(LAST_COMMANDS).await;
     }
 
     /// Takes a change of an incident. Never waits.

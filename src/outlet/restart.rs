@@ -17,8 +17,8 @@ use crate::config;
 use crate::engine::snapshot::{ClientState, DaemonState, Snapshot};
 use crate::identity::DaemonName;
 use crate::outlet::alertmanager::sleep_until;
-use crate::outlet::command::{self, Task};
-use crate::outlet::hook::{DaemonInput, Input, ended, node_name};
+use crate::outlet::command::{self, Commands, Task};
+use crate::outlet::hook::{DaemonInput, Input, ended, finished, node_name};
 use crate::outlet::journal::{Action, ActionKind, ActionResult};
 use crate::outlet::recorder::Recorder;
 use crate::source::Shutdown;
@@ -45,6 +45,9 @@ pub struct Restarter {
     wake: Notify,
     node: String,
     recorder: Recorder,
+    commands: Commands,
+    /// Held while the command runs.
+    turn: Arc<tokio::sync::Mutex<()>>,
     telemetry: Telemetry,
 }
 
@@ -83,6 +86,7 @@ impl Restarter {
         snapshot: Arc<ArcSwap<Snapshot>>,
         earlier: &[Action],
         recorder: &Recorder,
+        commands: &Commands,
         telemetry: &Telemetry,
     ) -> Restarter {
         let mut daemons: BTreeMap<DaemonName, Watched> = BTreeMap::new();
@@ -102,12 +106,16 @@ impl Restarter {
             wake: Notify::new(),
             node: node_name(),
             recorder: recorder.clone(),
+            commands: commands.clone(),
+            turn: Arc::default(),
             telemetry: telemetry.clone(),
         }
     }
 
-    /// Takes over what an earlier one knows: which daemons are down, and what was tried within the hour.
-    pub fn take_over(&self, earlier: &Restarter) {
+    /// Takes over what an earlier one knows: which daemons are down, what was tried within the hour, and whether its
+    /// command still runs.
+    pub fn take_over(&mut self, earlier: &Restarter) {
+        self.turn = earlier.turn.clone();
         for (daemon, known) in std::mem::take(&mut *earlier.lock()) {
             let is_down = known.down.is_some();
             self.lock().entry(daemon.clone()).or_default().attempts.extend(known.attempts);
@@ -167,7 +175,7 @@ impl Restarter {
     }
 
     /// Acts on every daemon whose time has come.
-    async fn act(&self) {
+    async fn act(self: &Arc<Self>) {
         let now = Instant::now();
         let is_due = |watched: &Watched| {
             watched.down.as_ref().is_some_and(|down| down.due.is_some_and(|due| due <= now))
@@ -175,10 +183,22 @@ impl Restarter {
         let due: Vec<DaemonName> =
             self.lock().iter().filter(|(_, watched)| is_due(watched)).map(|(name, _)| name.clone()).collect();
         for daemon in due {
+            let Ok(turn) = self.turn.clone().try_lock_owned() else {
+                // One that began before the configuration changed. It may be what brings this daemon back.
+                self.with_down(&daemon, |down| down.due = Some(now + self.backoff(1)));
+                continue;
+            };
             let snapshot = self.snapshot.load_full();
             let verdict = self.verdict(&daemon, &snapshot);
             match verdict {
-                Verdict::Restart => self.restart(&daemon, &snapshot).await,
+                Verdict::Restart => {
+                    let restarter = self.clone();
+                    let attend = async move {
+                        restarter.restart(&daemon, &snapshot).await;
+                        drop(turn);
+                    };
+                    finished(self.commands.spawn(attend).await);
+                }
                 Verdict::GiveUp => self.give_up(&daemon).await,
                 Verdict::Leave => self.with_down(&daemon, |down| down.due = Some(now + LOOK_AGAIN)),
                 Verdict::HoldBack(reason) => self.with_down(&daemon, |down| {
@@ -242,6 +262,7 @@ impl Restarter {
             environment: &environment,
             input: &json,
             timeout: self.config.timeout,
+            stop: self.commands.stop(),
         })
         .await;
         self.telemetry.daemon_restart(daemon, run.result.label());

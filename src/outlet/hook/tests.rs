@@ -56,7 +56,7 @@ fn start(
 ) -> (Arc<Hooks>, Restored, Telemetry, JoinSet<()>) {
     let telemetry = Telemetry::new();
     let (recorder, restored) = Recorder::start(&state(directory), &telemetry);
-    let hooks = Arc::new(Hooks::new(hooks, &restored.actions, &recorder, &telemetry));
+    let hooks = Arc::new(Hooks::new(hooks, &restored.actions, &recorder, &Commands::default(), &telemetry));
     let mut running = JoinSet::new();
     running.spawn({
         let hooks = hooks.clone();
@@ -169,4 +169,35 @@ async fn a_hook_that_hangs_is_killed_and_too_many_waiting_are_dropped_and_counte
     }
     assert_eq!(runs(&telemetry, HookEvent::DaemonDown, "dropped"), 3);
     until(|| runs(&telemetry, HookEvent::DaemonDown, "timeout") == QUEUE as u64).await;
+}
+
+#[tokio::test]
+async fn a_hook_that_runs_goes_on_over_a_changed_configuration_and_the_next_one_waits_for_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("said");
+    let said = || std::fs::read_to_string(&place).unwrap_or_default();
+    // It prints after the change, which must not break it.
+    let script = format!(
+        "cat >/dev/null; echo begun >>{0}; sleep 0.6; echo one; sleep 0.1; echo two; echo ended >>{0}",
+        place.display()
+    );
+    let configured = BTreeMap::from([
+        (HookEvent::DaemonDown, hook(&script, Duration::from_secs(10))),
+        (HookEvent::ServerFault, hook("sleep 600", Duration::from_secs(1))),
+    ]);
+    let (hooks, _, telemetry, running) = start(directory.path(), &configured);
+    hooks.daemon_down(daemon());
+    hooks.incident(&Arc::new(incident()), None);
+    until(|| said() == "begun\n").await;
+    hooks.daemon_down(daemon());
+    drop(running);
+    let next = Arc::new(hooks.with_config(&configured, &hooks.recorder));
+    drop(hooks);
+    let (_stop, stopped) = Shutdown::new();
+    tokio::spawn(next.run(stopped));
+    until(|| runs(&telemetry, HookEvent::DaemonDown, "ok") == 2).await;
+    assert_eq!(said(), "begun\nended\nbegun\nended\n");
+    until(|| runs(&telemetry, HookEvent::ServerFault, "timeout") == 1).await;
+    let journal = || std::fs::read_to_string(directory.path().join("incidents.jsonl")).unwrap();
+    until(|| journal().matches(r#""result":"ok""#).count() == 2).await;
 }

@@ -101,8 +101,14 @@ fn bed(directory: tempfile::TempDir, script: &str, change: impl FnOnce(&mut conf
     let state = State { directory: Some(directory.path().to_owned()), incidents_kept: 100 };
     let (recorder, restored) = Recorder::start(&state, &telemetry);
     let snapshot = Arc::new(ArcSwap::from_pointee(snapshot(DaemonState::Stale)));
-    let restarter =
-        Arc::new(Restarter::new(&config, snapshot.clone(), &restored.actions, &recorder, &telemetry));
+    let restarter = Arc::new(Restarter::new(
+        &config,
+        snapshot.clone(),
+        &restored.actions,
+        &recorder,
+        &Commands::default(),
+        &telemetry,
+    ));
     let mut running = tokio::task::JoinSet::new();
     running.spawn({
         let restarter = restarter.clone();
@@ -253,7 +259,32 @@ fn the_back_off_doubles_up_to_its_bound() {
         max_backoff: Duration::from_secs(60),
         ..restart_config("true")
     };
-    let restarter = Restarter::new(&config, snapshot, &[], &recorder, &telemetry);
+    let restarter = Restarter::new(&config, snapshot, &[], &recorder, &Commands::default(), &telemetry);
     let pauses: Vec<u64> = (1..6).map(|tries| restarter.backoff(tries).as_secs()).collect();
     assert_eq!(pauses, [10, 20, 40, 60, 60]);
+}
+
+#[tokio::test]
+async fn a_restart_that_runs_goes_on_over_a_changed_configuration_and_no_other_begins_meanwhile() {
+    let script = format!("{TRY}; cat >/dev/null; sleep 0.7; echo said; echo ended >>$DIRECTORY/tries");
+    let mut bed = bed(tempfile::tempdir().unwrap(), &script, |_| {});
+    bed.restarter.daemon_down(&"default".into(), true);
+    bed.until(|bed| bed.tries() == 1).await;
+    bed.running.shutdown().await;
+    let earlier = bed.restarter.clone();
+    let mut next = Restarter::new(
+        &earlier.config,
+        bed.snapshot.clone(),
+        &[],
+        &earlier.recorder,
+        &earlier.commands,
+        &bed.telemetry,
+    );
+    next.take_over(&earlier);
+    let (_stop, stopped) = Shutdown::new();
+    tokio::spawn(Arc::new(next).run(stopped));
+    bed.until(|bed| bed.counted("ok") > 1.5).await;
+    let tries = std::fs::read_to_string(bed.directory.path().join("tries")).unwrap();
+    let ends: Vec<bool> = tries.lines().map(|line| line == "ended").collect();
+    assert_eq!(ends[..4], [false, true, false, true], "{tries}");
 }
