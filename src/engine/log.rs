@@ -18,7 +18,7 @@ const DOUBT_SETTLES: Duration = Duration::from_millis(500);
 const MAX_PENDING: usize = 4096;
 
 /// Servers that a daemon can have in the model. More are stray lines.
-const MAX_SERVERS: usize = 256;
+pub(super) const MAX_SERVERS: usize = 256;
 
 impl Core {
     /// Applies one log line.
@@ -63,8 +63,9 @@ impl Core {
                 self.ensure_server(daemon, writer, at);
             }
             M::ServerStartFailed(reason) => {
-                self.ensure_server(daemon, writer, at);
-                daemon.place(writer).last_start_failure = Some(reason.clone());
+                if self.ensure_server(daemon, writer, at).is_some() {
+                    daemon.place(writer).last_start_failure = Some(reason.clone());
+                }
             }
             M::ContextCreated { device, .. } => self.context_created(daemon, writer, *device, at),
             M::ContextDestroyed { .. } => self.context_destroyed(daemon, writer, at),

@@ -20,6 +20,9 @@ pub(super) const RECOVERY_BUCKETS: [f64; 10] = [0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 
 /// Sessions without an answer after which a daemon counts as wedged.
 pub(super) const WEDGED_AFTER: u32 = 3;
 
+/// Places of a daemon that are kept though none of their servers runs.
+pub(super) const MAX_ENDED_PLACES: usize = 64;
+
 /// A control daemon, its servers and the counters of its fault domains.
 #[derive(Debug)]
 pub(super) struct Daemon {
@@ -28,8 +31,10 @@ pub(super) struct Daemon {
     /// A clean shutdown was announced: what ends now is no loss.
     pub is_stopping: bool,
     pub servers: BTreeMap<u32, Server>,
-    /// Counters by server label. They outlive the servers.
+    /// Counters by server label. They outlive the servers, up to [`MAX_ENDED_PLACES`].
     pub places: BTreeMap<Arc<str>, Place>,
+    /// How often any place was used.
+    place_uses: u64,
     pub pending: Vec<Pending>,
     /// Servers that ended lately: an answer that was on its way may still list them.
     pub ended_servers: VecDeque<(u32, Mono)>,
@@ -66,6 +71,8 @@ pub(super) struct Pending {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Place {
     pub uid: Option<u32>,
+    /// When it was used last, by [`Daemon::place_uses`].
+    used: u64,
     pub starts: Count,
     pub exits_orderly: Count,
     pub exits_failed: Count,
@@ -245,6 +252,7 @@ impl Daemon {
             is_stopping: false,
             servers: BTreeMap::new(),
             places: BTreeMap::new(),
+            place_uses: 0,
             pending: Vec::new(),
             ended_servers: VecDeque::new(),
             domains: BTreeMap::new(),
@@ -267,8 +275,28 @@ impl Daemon {
         let server = self.servers.get(&server_pid);
         let (label, uid) =
             server.map_or_else(|| (label(None, server_pid), None), |server| (server.label(), server.uid));
-        let place = self.places.entry(label).or_default();
+        let place = self.use_place(label);
         place.uid = place.uid.or(uid);
+        place
+    }
+
+    /// The place of this label. A new one takes the room of those that have not been used for longest: a server that
+    /// fails at once and is started again and again, of whose uid no line has told, would make a new one each time.
+    fn use_place(&mut self, label: Arc<str>) -> &mut Place {
+        if !self.places.contains_key(&label) {
+            let running: BTreeSet<Arc<str>> = self.servers.values().map(Server::label).collect();
+            let ended = self.places.iter().filter(|(label, _)| !running.contains(*label));
+            let mut ended: Vec<(bool, u64, Arc<str>)> =
+                ended.map(|(label, place)| (place.uid.is_some(), place.used, label.clone())).collect();
+            ended.sort_unstable();
+            let surplus = (ended.len() + 1).saturating_sub(MAX_ENDED_PLACES);
+            for (_, _, label) in ended.into_iter().take(surplus) {
+                self.places.remove(&label);
+            }
+        }
+        self.place_uses += 1;
+        let place = self.places.entry(label).or_default();
+        place.used = self.place_uses;
         place
     }
 
@@ -282,7 +310,7 @@ impl Daemon {
         server.uid = Some(uid);
         let new = server.label();
         let Some(counted) = self.places.remove(&old) else { return };
-        let place = self.places.entry(new).or_default();
+        let place = self.use_place(new);
         place.uid = Some(uid);
         for (into, from) in [
             (&mut place.starts, counted.starts),

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
+use super::super::log::MAX_SERVERS;
+use super::super::state::MAX_ENDED_PLACES;
 use super::*;
 
 fn message() -> impl Strategy<Value = LogMessage> {
@@ -174,5 +176,38 @@ proptest! {
         let closed = bench.changes.iter().filter(|change| change.change == Change::Closed).count();
         prop_assert_eq!(opened, closed);
         prop_assert_eq!(bench.node.next_deadline(), None);
+    }
+}
+
+proptest! {
+    // Long, and each case is like any other.
+    #![proptest_config(ProptestConfig { cases: 4, ..ProptestConfig::default() })]
+
+    /// Lines of any pids and uids, as somebody could write them into the log.
+    #[test]
+    fn whatever_the_lines_the_picture_is_bounded(
+        lines in proptest::collection::vec((any::<u32>(), any::<u32>(), any::<u32>(), 0_u32..8), 500..600),
+    ) {
+        let mut bench = Bench::new();
+        for (n, (writer, pid, uid, kind)) in lines.into_iter().enumerate() {
+            let message = match kind {
+                0 => LogMessage::ServerStartup,
+                1 | 2 => LogMessage::ServerStartFailed("no device".into()),
+                3 => LogMessage::ServerStarting { pid, uid },
+                4 | 5 => LogMessage::ServerExited { pid, status: 1 },
+                6 => LogMessage::ServerFault,
+                _ => LogMessage::ServerReady { pid },
+            };
+            bench.log(LogFile::Merged, writer, message);
+            if n % 7 == 0 {
+                bench.exit(writer);
+            }
+            if n % 50 == 0 {
+                bench.pass(1_000);
+            }
+        }
+        let most = MAX_SERVERS + MAX_ENDED_PLACES;
+        prop_assert!(bench.snapshot().servers.len() <= most);
+        prop_assert!(bench.node.daemons.values().all(|daemon| daemon.places.len() <= most));
     }
 }
