@@ -86,6 +86,8 @@ pub enum EventKind {
     GpuUuid(PciAddress, Arc<str>),
     /// A source's own health.
     Source(SourceHealth),
+    /// The configuration switches a source off, for every daemon: what only it can tell is not known any more.
+    SourceOff(SourceName),
     /// Time passed. The model asks for it by `Node::next_deadline`.
     Tick,
 }
@@ -110,7 +112,8 @@ pub struct DaemonSite {
     pub log: LogPlace,
     /// `CUDA_VISIBLE_DEVICES` of the daemon: its ordinals are positions in this list.
     pub visible_devices: Option<String>,
-    /// Whether the configuration names it. Such a daemon is never [`EventKind::DaemonGone`].
+    /// Whether the configuration names it. Only a changed configuration makes such a daemon
+    /// [`EventKind::DaemonGone`].
     pub is_configured: bool,
 }
 

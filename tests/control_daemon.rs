@@ -329,7 +329,7 @@ impl Discovered {
         let mut config = Config::default();
         config.discovery.interval = Duration::from_secs(1);
         let (outbox, mut events) = Outbox::new(Clock::new());
-        let (discovery, _, sites) = Discovery::new(&config, outbox);
+        let (discovery, _, sites) = Discovery::new(&config, outbox, Vec::new());
         let (stop, shutdown) = Shutdown::new();
         tokio::spawn(discovery.run(shutdown));
         let (forward, kept) = mpsc::channel(1024);

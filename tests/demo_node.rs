@@ -73,7 +73,7 @@ async fn a_node_is_what_it_says() {
     assert!(matches!(state, LockState::Held(_)));
 
     let (outbox, mut events) = Outbox::new(Clock::new());
-    let (discovery, _, _) = Discovery::new(&node.config(), outbox);
+    let (discovery, _, _) = Discovery::new(&node.config(), outbox, Vec::new());
     let (_stop, shutdown) = Shutdown::new();
     tokio::spawn(discovery.run(shutdown));
     let found = events.recv().await.unwrap();

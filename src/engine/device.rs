@@ -213,6 +213,19 @@ impl Devices {
         }
     }
 
+    /// NVML tells nothing any more: what may have changed since is not known. What a device is stays.
+    pub fn unlist(&mut self) {
+        for device in self.all.values_mut() {
+            device.is_listed = false;
+            if let Some(facts) = &mut device.facts {
+                facts.compute_mode = None;
+                facts.recovery_action = None;
+                facts.mps_clients = None;
+                facts.compute_processes = None;
+            }
+        }
+    }
+
     pub fn entry(&mut self, id: DeviceId) -> &mut Device {
         self.all.get_mut(&id).expect("a device id is only made by this table, which never forgets one")
     }

@@ -141,8 +141,7 @@ impl Core {
         let mut asks = false;
         for server in daemon.servers.values_mut() {
             for client in server.clients.values_mut() {
-                let Some(pid) = client.host_pid() else { continue };
-                if listed.iter().any(|process| process.pid == pid) {
+                if listed.iter().any(|process| client.is_process(process.pid)) {
                     continue;
                 }
                 if client.nvml.remove(&id).is_some()
@@ -161,6 +160,25 @@ impl Core {
         }
         if asks {
             self.effects.push(super::Effect::Look(daemon.site.name.clone()));
+        }
+    }
+
+    /// NVML is switched off. Clients that only it told of are gone from the picture, which is no loss.
+    pub fn nvml_off(&mut self, daemons: &mut Daemons) {
+        self.has_gpus = false;
+        self.devices.unlist();
+        for daemon in daemons.values_mut() {
+            for server in daemon.servers.values_mut() {
+                server.clients.retain(|key, client| {
+                    client.nvml.clear();
+                    client.missing_cycles = 0;
+                    let is_unseen = matches!(key, ClientKey::Host(_)) && client.lost.is_none();
+                    if is_unseen {
+                        self.effects.push(super::Effect::Unwatch(daemon.site.name.clone(), key.pid()));
+                    }
+                    !is_unseen
+                });
+            }
         }
     }
 

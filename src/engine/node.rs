@@ -123,12 +123,16 @@ impl Node {
             EventKind::AllChannelsFailed { xid } => core.all_channels_failed(&mut self.daemons, *xid, at),
             EventKind::OomKill { pid } => core.oom_kill(&mut self.daemons, *pid, at),
             EventKind::GpuUuid(pci, uuid) => core.devices.learn_pci(*pci, uuid),
+            // Of a daemon that is gone its sources may still have had something to say.
+            EventKind::Source(SourceHealth { daemon: Some(name), .. })
+                if !self.daemons.contains_key(name) => {}
             EventKind::Source(health) => {
                 core.source(health, at);
                 if let Some(daemon) = health.daemon.as_ref().and_then(|name| self.daemons.get_mut(name)) {
                     core.heard_of_source(daemon, health.source, at);
                 }
             }
+            EventKind::SourceOff(source) => self.source_off(*source),
             EventKind::Tick => {}
         }
     }
@@ -221,7 +225,30 @@ impl Node {
         if is_another {
             daemon.restarted();
         }
+        if std::mem::discriminant(&daemon.site.log) != std::mem::discriminant(&site.log) {
+            // Its log is read by other sources now.
+            let of = Some(&site.name);
+            let is_log = |source| {
+                matches!(source, SourceName::ControlLog | SourceName::ServerLog | SourceName::DaemonOutput)
+            };
+            self.core.sources.retain(|(source, daemon), _| daemon.as_ref() != of || !is_log(*source));
+        }
         daemon.site = site.clone();
+    }
+
+    fn source_off(&mut self, source: SourceName) {
+        self.core.sources.retain(|(name, _), _| *name != source);
+        match source {
+            SourceName::Nvml => self.core.nvml_off(&mut self.daemons),
+            SourceName::Control => {
+                for daemon in self.daemons.values_mut() {
+                    daemon.protocol = None;
+                    daemon.default_active_thread_percentage = None;
+                    daemon.looked_at = None;
+                }
+            }
+            _ => {}
+        }
     }
 
     fn daemon_gone(&mut self, name: &DaemonName, at: Moment) {

@@ -11,8 +11,9 @@ use tokio::task::JoinHandle;
 use super::owner::{Outputs, Owner};
 use super::sources::{Handles, Sources};
 use crate::cli::serve::Serve;
-use crate::config::{Collectors, Config};
+use crate::config::{Collectors, Config, ControlClient};
 use crate::engine::{Node, Settings};
+use crate::event::{EventKind, SourceName};
 use crate::http::{AppState, Readiness, Server};
 use crate::outlet::Outlets;
 use crate::source::{Outbox, Shutdown};
@@ -99,7 +100,7 @@ impl Exporter {
         node.restore(restored.incidents);
         let outlets_running = Running::start(|stopped| outlets.clone().run(stopped));
         let (outbox, queue) = Outbox::new(clock);
-        let sources = Sources::start(&config, &outbox, &telemetry);
+        let sources = Sources::start(&config, &outbox, &telemetry, Vec::new());
         let (handles, handles_seen) = watch::channel(sources.handles.clone());
         let (settings, settings_seen) = watch::channel(settings);
         let (outlets, outlets_seen) = watch::channel(outlets);
@@ -166,10 +167,14 @@ impl Exporter {
             || old.state != config.state;
         if sources_differ {
             // One after the other: two readers of one log would tell everything twice.
-            if let Some(sources) = self.sources.take() {
-                sources.stop().await;
+            let known = match self.sources.take() {
+                Some(sources) => sources.stop().await,
+                None => Vec::new(),
+            };
+            for source in switched_off(&old, &config) {
+                self.outbox.tell(EventKind::SourceOff(source)).await;
             }
-            let started = Sources::start(&config, &self.outbox, &self.telemetry);
+            let started = Sources::start(&config, &self.outbox, &self.telemetry, known);
             self.handles.send_replace(started.handles.clone());
             self.sources = Some(started);
         }
@@ -198,6 +203,8 @@ impl Exporter {
         if let Some(outlets) = self.outlets_running {
             outlets.stop().await?;
         }
+        let outlets = self.outlets.borrow().clone();
+        outlets.finish_commands().await;
         self.server.stop().await
     }
 }
@@ -206,6 +213,19 @@ impl Exporter {
 fn collectors(config: &Config, collects_clients: bool) -> Collectors {
     let clients = config.collectors.clients || collects_clients;
     Collectors { clients, ..config.collectors.clone() }
+}
+
+/// The sources that were watched and are not any more.
+fn switched_off(old: &Config, new: &Config) -> Vec<SourceName> {
+    let is_on = |config: &Config| {
+        [
+            (SourceName::Nvml, config.nvml.enabled),
+            (SourceName::KernelLog, config.kernel_log.enabled),
+            (SourceName::Control, config.control.client != ControlClient::Off),
+        ]
+    };
+    let both = is_on(old).into_iter().zip(is_on(new));
+    both.filter(|((_, was), (_, is))| *was && !*is).map(|((source, _), _)| source).collect()
 }
 
 /// What the model is told of the configuration.

@@ -66,7 +66,7 @@ impl Look {
         };
         let (outlets, _nothing_restored) = Outlets::new(&config, outputs.snapshots.clone(), &telemetry)?;
         let (outbox, queue) = Outbox::new(clock);
-        let sources = Sources::start(&config, &outbox, &telemetry);
+        let sources = Sources::start(&config, &outbox, &telemetry, Vec::new());
         let (handles, handles_seen) = watch::channel(sources.handles.clone());
         let (settings, settings_seen) = watch::channel(settings);
         let (outlets, outlets_seen) = watch::channel(outlets);

@@ -69,12 +69,14 @@ pub struct Sources {
     /// Where the model's questions go.
     pub handles: Arc<Handles>,
     stop: watch::Sender<bool>,
+    discovery: JoinHandle<Vec<DaemonSite>>,
     tasks: Vec<(&'static str, JoinHandle<()>)>,
 }
 
 impl Sources {
-    /// Starts every source that the configuration wants.
-    pub fn start(config: &Config, outbox: &Outbox, telemetry: &Telemetry) -> Sources {
+    /// Starts every source that the configuration wants. `known` are the daemons that earlier sources, now stopped, have
+    /// told the model of.
+    pub fn start(config: &Config, outbox: &Outbox, telemetry: &Telemetry, known: Vec<DaemonSite>) -> Sources {
         let (stop, stopped) = Shutdown::new();
         let mut tasks: Vec<(&'static str, JoinHandle<()>)> = Vec::new();
 
@@ -107,8 +109,9 @@ impl Sources {
         }
 
         let handles = Arc::new(Handles { looks: Mutex::default(), nvml: poke, processes: watcher });
-        let (discovery, rescan, sites) = Discovery::new(config, outbox.clone());
-        tasks.push(("discovery", tokio::spawn(discovery.run(stopped.clone()))));
+        let earlier = known.iter().map(|site| site.name.clone()).collect();
+        let (discovery, rescan, sites) = Discovery::new(config, outbox.clone(), known);
+        let discovery = tokio::spawn(discovery.run(stopped.clone()));
         let daemons = Daemons {
             config: config.clone(),
             outbox: outbox.clone(),
@@ -118,19 +121,27 @@ impl Sources {
             logs: LogSettings::new(config.state.directory.clone(), ProcRoot::new(&config.host.proc)),
             log_watcher: LogWatcher::new(),
             running: BTreeMap::new(),
+            earlier,
         };
         tasks.push(("daemons", tokio::spawn(daemons.run(sites, stopped))));
-        Sources { handles, stop, tasks }
+        Sources { handles, stop, discovery, tasks }
     }
 
-    /// Stops every source and waits for it: cursors are then on the disk.
-    pub async fn stop(self) {
+    /// Stops every source and waits for it: cursors are then on the disk. Returns the daemons that the model knows of.
+    pub async fn stop(self) -> Vec<DaemonSite> {
         self.stop.send_replace(true);
+        let ended = |task: &'static str, error: tokio::task::JoinError| {
+            tracing::error!(task, %error, "A source ended unexpectedly.");
+        };
         for (name, task) in self.tasks {
             if let Err(error) = task.await {
-                tracing::error!(task = name, %error, "A source ended unexpectedly.");
+                ended(name, error);
             }
         }
+        self.discovery.await.unwrap_or_else(|error| {
+            ended("discovery", error);
+            Vec::new()
+        })
     }
 }
 
@@ -144,6 +155,8 @@ struct Daemons {
     logs: LogSettings,
     log_watcher: LogWatcher,
     running: BTreeMap<DaemonName, Running>,
+    /// Whom earlier sources followed, until it is known who of them is still wanted.
+    earlier: Vec<DaemonName>,
 }
 
 /// The sources of one daemon.
@@ -171,12 +184,12 @@ impl Task {
 impl Daemons {
     async fn run(mut self, mut sites: watch::Receiver<Vec<DaemonSite>>, mut shutdown: Shutdown) {
         loop {
-            let wanted = sites.borrow_and_update().clone();
-            self.follow(wanted).await;
             tokio::select! {
                 () = shutdown.wait() => break,
                 changed = sites.changed() => if changed.is_err() { break },
             }
+            let wanted = sites.borrow_and_update().clone();
+            self.follow(wanted).await;
         }
         let names: Vec<DaemonName> = self.running.keys().cloned().collect();
         for name in names {
@@ -186,12 +199,9 @@ impl Daemons {
 
     /// Makes the running sources those of the wanted daemons.
     async fn follow(&mut self, wanted: Vec<DaemonSite>) {
-        let gone: Vec<DaemonName> = self
-            .running
-            .keys()
-            .filter(|name| !wanted.iter().any(|site| site.name == **name))
-            .cloned()
-            .collect();
+        let mut gone = std::mem::take(&mut self.earlier);
+        gone.extend(self.running.keys().cloned());
+        gone.retain(|name| !wanted.iter().any(|site| site.name == *name));
         for name in gone {
             self.end(&name).await;
             self.telemetry.forget_daemon(&name);
@@ -250,5 +260,81 @@ impl Daemons {
             running.control.stop().await;
             running.log.stop().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ControlClient, Daemon, LogChoice};
+    use crate::event::EventKind;
+    use crate::telemetry::QueryResult;
+    use crate::time::Clock;
+
+    /// Waits for an event that tells what `wanted` wants.
+    async fn told<T>(
+        queue: &mut tokio::sync::mpsc::Receiver<Vec<crate::event::Event>>,
+        wanted: impl Fn(EventKind) -> Option<T>,
+    ) -> T {
+        let told = async {
+            loop {
+                let batch = queue.recv().await.expect("a source lives");
+                if let Some(told) = batch.into_iter().find_map(|event| wanted(event.kind)) {
+                    return told;
+                }
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(10), told).await.expect("waited in vain")
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_a_changed_configuration_leaves_out_is_told_to_be_gone_and_its_series_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.discovery.enabled = false;
+        config.nvml.enabled = false;
+        config.kernel_log.enabled = false;
+        config.control.client = ControlClient::Off;
+        config.state.directory = None;
+        config.daemons = vec![Daemon {
+            name: "default".into(),
+            pipe_directory: directory.path().into(),
+            log_directory: directory.path().into(),
+            log: LogChoice::Files,
+        }];
+        let telemetry = Telemetry::new();
+        let (outbox, mut queue) = Outbox::new(Clock::new());
+        let sources = Sources::start(&config, &outbox, &telemetry, Vec::new());
+        told(&mut queue, |kind| matches!(kind, EventKind::DaemonFound(_)).then_some(())).await;
+        let known = sources.stop().await;
+        assert_eq!(known.iter().map(|site| &*site.name).collect::<Vec<_>>(), ["default"]);
+
+        let has_series = || {
+            telemetry.registry().gather().iter().any(|family| {
+                family.get_metric().iter().any(|metric| {
+                    metric
+                        .get_label()
+                        .iter()
+                        .any(|label| label.name() == "daemon" && label.value() == "default")
+                })
+            })
+        };
+        telemetry.control_query("default", QueryResult::Ok, std::time::Duration::ZERO);
+        assert!(has_series());
+        config.daemons.clear();
+        let sources = Sources::start(&config, &outbox, &telemetry, known);
+        let gone = told(&mut queue, |kind| match kind {
+            EventKind::DaemonGone(name) => Some(name),
+            _ => None,
+        });
+        assert_eq!(&*gone.await, "default");
+        for _ in 0..100 {
+            if !has_series() {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        assert!(!has_series());
+        assert!(sources.stop().await.is_empty());
     }
 }

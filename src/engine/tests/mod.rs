@@ -4,6 +4,7 @@ mod losses;
 mod properties;
 mod radius;
 mod resume;
+mod sources;
 
 use std::sync::Arc;
 use std::time::Duration;

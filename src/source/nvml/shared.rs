@@ -115,7 +115,8 @@ impl Shared {
         if let Some(health) = self.news(is_success) {
             batch.push(live(self.outbox.clock.now(), health));
         }
-        if !self.outbox.send_blocking(batch) {
+        // A cycle that was stopped in its midst is not told: by now nobody may want NVML any more.
+        if !self.is_stopped() && !self.outbox.send_blocking(batch) {
             self.stop();
         }
     }

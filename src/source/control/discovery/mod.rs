@@ -50,13 +50,24 @@ pub struct Discovery {
     interval: Duration,
     outbox: Outbox,
     requests: Arc<Notify>,
+    /// What the model was told of.
+    known: Vec<DaemonSite>,
     sites: watch::Sender<Vec<DaemonSite>>,
+    has_scanned: bool,
     health: Option<Result<(), Arc<str>>>,
 }
 
 impl Discovery {
-    /// A discovery, the handle that asks for a scan, and the list of daemons, which starts empty.
-    pub fn new(config: &Config, outbox: Outbox) -> (Discovery, ScanHandle, watch::Receiver<Vec<DaemonSite>>) {
+    /// A discovery, the handle that asks for a scan, and the list of daemons, which starts empty and counts as changed
+    /// at the first scan, whatever that finds.
+    ///
+    /// `known` is what an earlier discovery has told the model of. What of it is not found any more, by a changed
+    /// configuration too, is told to be gone.
+    pub fn new(
+        config: &Config,
+        outbox: Outbox,
+        known: Vec<DaemonSite>,
+    ) -> (Discovery, ScanHandle, watch::Receiver<Vec<DaemonSite>>) {
         let requests = Arc::new(Notify::new());
         let (sites, seen) = watch::channel(Vec::new());
         let config::Discovery { enabled, pipe_directories, interval } = config.discovery.clone();
@@ -74,27 +85,29 @@ impl Discovery {
             interval,
             outbox,
             requests: requests.clone(),
+            known,
             sites,
+            has_scanned: false,
             health: None,
         };
         (discovery, ScanHandle(requests), seen)
     }
 
-    /// Scans until the program stops or the model is gone.
-    pub async fn run(mut self, mut shutdown: Shutdown) {
+    /// Scans until the program stops or the model is gone. Returns what the model was told of.
+    pub async fn run(mut self, mut shutdown: Shutdown) -> Vec<DaemonSite> {
         let mut due = Instant::now();
         loop {
             tokio::select! {
                 () = tokio::time::sleep_until(due) => {}
                 () = self.requests.notified() => {}
-                () = shutdown.wait() => return,
+                () = shutdown.wait() => return self.known,
             }
             let is_ours = tokio::select! {
                 is_ours = self.scan() => is_ours,
-                () = shutdown.wait() => return,
+                () = shutdown.wait() => return self.known,
             };
             if !is_ours {
-                return;
+                return self.known;
             }
             due = Instant::now() + self.interval;
             tokio::time::sleep(SPACING.min(self.interval)).await;
@@ -104,7 +117,7 @@ impl Discovery {
     /// Scans once; `false`: the model is gone.
     async fn scan(&mut self) -> bool {
         let places = self.places.clone();
-        let known = self.sites.borrow().clone();
+        let known = self.known.clone();
         let (answer, mut answered) = oneshot::channel();
         // A thread of its own: reading about a process can take for ever, and must not keep the program from ending.
         let spawned = std::thread::Builder::new().name("discovery".into()).spawn(move || {
@@ -129,14 +142,20 @@ impl Discovery {
         let (sites, mut problems) = self.name(scan.found);
         problems.extend(scan.problems);
         let events = self.changes(&sites);
-        self.sites.send_if_modified(|known| std::mem::replace(known, sites.clone()) != sites);
+        // The model knows a daemon before its sources tell of it.
+        if !self.outbox.send(events).await {
+            return false;
+        }
+        self.known.clone_from(&sites);
+        let is_first = !std::mem::replace(&mut self.has_scanned, true);
+        self.sites.send_if_modified(|told| std::mem::replace(told, sites.clone()) != sites || is_first);
         let problem = (!problems.is_empty()).then(|| Arc::from(problems.join("; ")));
-        self.outbox.send(events).await && self.tell_health(problem.map_or(Ok(()), Err)).await
+        self.tell_health(problem.map_or(Ok(()), Err)).await
     }
 
     /// Gives every daemon a name of its own, the one that it had before where it had one.
     fn name(&self, found: Vec<DaemonSite>) -> (Vec<DaemonSite>, Vec<String>) {
-        let known = self.sites.borrow();
+        let known = &self.known;
         let mut problems = Vec::new();
         let mut taken: BTreeSet<DaemonName> =
             self.places.configured.iter().map(|daemon| daemon.name.clone()).collect();
@@ -172,11 +191,18 @@ impl Discovery {
     }
 
     fn changes(&self, sites: &[DaemonSite]) -> Vec<crate::event::Event> {
-        let known = self.sites.borrow();
+        let known = &self.known;
         let now = self.outbox.clock.now();
         let mut events = Vec::new();
-        for gone in known.iter().filter(|known| sites.iter().all(|site| site.name != known.name)) {
-            tracing::info!(daemon = %gone.name, "A control daemon is gone, with its directories.");
+        // A name that means another directory now, by a changed configuration, means another daemon.
+        let is_same = |known: &DaemonSite, site: &DaemonSite| {
+            known.name == site.name && known.pipe_directory == site.pipe_directory
+        };
+        for gone in known.iter().filter(|known| !sites.iter().any(|site| is_same(known, site))) {
+            tracing::info!(
+                daemon = %gone.name,
+                "A control daemon is watched no more: its directories are gone, or the configuration leaves it out."
+            );
             events.push(live(now, EventKind::DaemonGone(gone.name.clone())));
         }
         for site in sites.iter().filter(|site| !known.contains(site)) {

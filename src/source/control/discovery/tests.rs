@@ -65,7 +65,7 @@ impl Machine {
     /// A discovery of these places alone, and its events.
     fn discovery(places: Places) -> (Discovery, tokio::sync::mpsc::Receiver<Vec<Event>>) {
         let (outbox, queue) = Outbox::new(Clock::new());
-        let (mut discovery, _, _) = Discovery::new(&Config::default(), outbox);
+        let (mut discovery, _, _) = Discovery::new(&Config::default(), outbox, Vec::new());
         discovery.places = Arc::new(places);
         (discovery, queue)
     }
@@ -259,4 +259,51 @@ async fn a_crowd_of_directories_is_cut() {
     assert!(discovery.scan().await);
     assert_eq!(discovery.sites.borrow().len(), MAX_DISCOVERED);
     assert!(matches!(&discovery.health, Some(Err(problem)) if problem.contains("16 pipe directories")));
+}
+
+#[tokio::test]
+async fn what_a_changed_configuration_leaves_out_or_moves_is_gone() {
+    let machine = Machine::new();
+    let (first, second) = (machine.pipe("first"), machine.pipe("second"));
+    let configured = |name: &str, pipe: &Path| Daemon {
+        name: name.into(),
+        pipe_directory: pipe.to_owned(),
+        log_directory: pipe.to_owned(),
+        log: crate::config::LogChoice::Files,
+    };
+    let watching = |daemons: Vec<Daemon>| Places {
+        configured: daemons,
+        patterns: None,
+        proc: machine.proc.root(),
+        pod_logs: machine.path("pods"),
+    };
+    let scan = async |places: Places, known: Vec<DaemonSite>| {
+        let (mut discovery, mut queue) = Machine::discovery(places);
+        discovery.known = known;
+        let mut sites = discovery.sites.subscribe();
+        assert!(discovery.scan().await);
+        assert!(sites.has_changed().unwrap(), "the first scan is told, whatever it finds");
+        sites.mark_unchanged();
+        let mut told = Vec::new();
+        for event in queue.try_recv().unwrap() {
+            match event.kind {
+                EventKind::DaemonFound(site) => told.push(format!("{} found", site.name)),
+                EventKind::DaemonGone(name) => told.push(format!("{name} gone")),
+                _ => {}
+            }
+        }
+        assert!(discovery.scan().await);
+        assert!(!sites.has_changed().unwrap());
+        (discovery.known, told)
+    };
+    let (known, told) = scan(watching(vec![configured("a", &first), configured("b", &second)]), vec![]).await;
+    assert_eq!(told, ["a found", "b found"]);
+    // One is renamed.
+    let (known, told) = scan(watching(vec![configured("c", &first), configured("b", &second)]), known).await;
+    assert_eq!(told, ["a gone", "c found"]);
+    // A name goes over to another daemon.
+    let (known, told) = scan(watching(vec![configured("b", &first)]), known).await;
+    assert_eq!(told, ["c gone", "b gone", "b found"]);
+    let (_, told) = scan(watching(vec![]), known).await;
+    assert_eq!(told, ["b gone"]);
 }
