@@ -73,6 +73,17 @@ fn an_open_incident_waits_for_its_daemon_and_closes_without_one() {
 }
 
 #[test]
+fn an_incident_recorded_in_the_future_is_not_open_until_then() {
+    let (earlier, mut incident) = recorded();
+    incident.started_at = earlier.at.after(Duration::from_secs(300 * 86_400)).wall;
+    let mut bench = restarted(&earlier, &incident, 600_000);
+    assert_eq!(bench.incident().started_at, bench.at.wall);
+    bench.pass(1);
+    bench.pass(35_000);
+    assert_eq!(bench.incident().state, IncidentState::Closed);
+}
+
+#[test]
 fn history_links_a_recorded_incident_to_what_is_there() {
     let (earlier, incident) = recorded();
     let mut bench = restarted(&earlier, &incident, 600_000);
