@@ -48,6 +48,11 @@ impl<'a> Stamp<'a> {
             .then_some(Stamp(text))
     }
 
+    /// What is written, which sorts by time.
+    pub(super) fn bytes(self) -> [u8; 23] {
+        *self.0
+    }
+
     /// The date and time, `None` for the 30th of February and the like.
     pub fn civil(self) -> Option<DateTime> {
         let number = |from: usize, to: usize| {

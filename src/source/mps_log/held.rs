@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::cursor::{BEGINNING, MEMORY};
+use super::cursor::MEMORY;
 use super::reader::{Context, LineReader, Said};
 use super::siblings;
 use crate::event::{Freshness, LogFile};
@@ -42,6 +42,27 @@ pub(super) struct History {
     pub context: Option<Context>,
 }
 
+/// What was read of a file before it was truncated. The same may be written into it again: by an editor, or by
+/// whoever restores a copy.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// How it began.
+    head: Vec<u8>,
+    /// How far it was read.
+    until: u64,
+    /// The stamp of the last line that mattered.
+    last: [u8; 23],
+}
+
+impl Known {
+    /// Whether a file that begins with `start` may be the same again.
+    fn begins_like(&self, start: &[u8]) -> bool {
+        let first_line = memchr::memchr(b'\n', &self.head).unwrap_or(self.head.len());
+        let length = first_line.min(start.len());
+        self.head[..length] == start[..length]
+    }
+}
+
 /// A file that is being read.
 #[derive(Debug)]
 pub(super) struct Held {
@@ -54,6 +75,10 @@ pub(super) struct Held {
     pub head: Vec<u8>,
     /// The bytes before `offset`.
     pub before: Vec<u8>,
+    /// The stamp of the last line that mattered.
+    last: Option<[u8; 23]>,
+    /// What is not told again.
+    known: Option<Known>,
     pub history: Option<History>,
     /// Lines that begin before this offset were written while nobody read.
     pub caught_up: u64,
@@ -85,6 +110,8 @@ impl Held {
             reader: LineReader::resume(stream, context),
             head: Vec::new(),
             before: Vec::new(),
+            last: None,
+            known: None,
             history: None,
             caught_up: 0,
             end: None,
@@ -113,9 +140,15 @@ impl Held {
         self.remember_place();
     }
 
+    /// Goes to the beginning of a file that was truncated.
     pub fn begin_again(&mut self) {
+        let head = std::mem::take(&mut self.head);
+        if let Some(last) = self.last
+            && self.known.as_ref().is_none_or(|known| known.until < self.offset)
+        {
+            self.known = Some(Known { head, until: self.offset, last });
+        }
         self.offset = 0;
-        self.head.clear();
         self.before.clear();
         self.history = None;
         self.caught_up = 0;
@@ -153,10 +186,23 @@ impl Held {
         let chunk = &buffer[..length];
         let (start, caught_up) = (self.offset, self.caught_up);
         let is_history = self.history.is_some();
+        if start == 0
+            && !chunk.is_empty()
+            && self.known.as_ref().is_some_and(|known| !known.begins_like(chunk))
+        {
+            self.known = None;
+        }
+        let (known, last) = (&self.known, &mut self.last);
         let done = self.reader.read(chunk, |at, said| {
+            let at = start + at as u64;
+            let stamp = said.stamp.bytes();
+            if known.as_ref().is_some_and(|known| at < known.until && stamp <= known.last) {
+                return;
+            }
+            *last = Some(stamp);
             let freshness = if is_history {
                 Freshness::History
-            } else if start + (at as u64) < caught_up {
+            } else if at < caught_up {
                 Freshness::CaughtUp
             } else {
                 Freshness::Live
@@ -200,7 +246,7 @@ impl Held {
         if self.head.is_empty() {
             siblings::beginning(&self.file)
         } else {
-            self.head[..self.head.len().min(BEGINNING)].to_vec()
+            siblings::beginning_of(&self.head)
         }
     }
 

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::cursor::{BEGINNING, FileCursor, MEMORY, hash};
+use super::envelope::Stamp;
 use super::held::{FileId, open_regular, read_exactly};
 
 /// How many names of a directory are looked at.
@@ -75,7 +76,7 @@ pub(super) struct Rotated {
     pub beginning: Vec<u8>,
 }
 
-/// The rotated files that begin after `newest`, oldest first. Every line begins with its time.
+/// The rotated files that begin after `newest`, oldest first.
 pub(super) fn later_than(path: &Path, newest: &[u8]) -> Vec<Rotated> {
     let mut found: Vec<Rotated> = beside(path)
         .filter_map(|name| {
@@ -89,12 +90,23 @@ pub(super) fn later_than(path: &Path, newest: &[u8]) -> Vec<Rotated> {
     found
 }
 
-/// How a file begins; less than [`BEGINNING`] bytes when that is all there is.
+/// How a file begins, by which files are ordered.
 pub(super) fn beginning(file: &File) -> Vec<u8> {
-    let mut bytes = vec![0; BEGINNING];
+    let mut bytes = [0; MEMORY];
     let length = file.read_at(&mut bytes, 0).unwrap_or(0);
-    bytes.truncate(length);
-    bytes
+    beginning_of(&bytes[..length])
+}
+
+/// How a file begins whose first bytes are `head`: its first line that begins with its time, up to [`BEGINNING`] bytes.
+/// A copytruncate may leave the second half of a line before it. Empty where there is none: such a file has no order.
+pub(super) fn beginning_of(head: &[u8]) -> Vec<u8> {
+    let is_dated = |start: &usize| {
+        let stamp = head[*start..].strip_prefix(b"[").and_then(|rest| rest.get(..23));
+        stamp.and_then(Stamp::new).is_some()
+    };
+    let starts = std::iter::once(0).chain(memchr::memchr_iter(b'\n', head).map(|end| end + 1));
+    let start = starts.into_iter().find(is_dated).unwrap_or(head.len());
+    head[start..head.len().min(start + BEGINNING)].to_vec()
 }
 
 /// The names in the same directory that a rotation gives: the log's own with something behind it, not compressed.

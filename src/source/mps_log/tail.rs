@@ -96,7 +96,7 @@ impl Tail {
             problem: None,
             looked_at: None,
             stream,
-            newest: cursor.map(|cursor| cursor.newest.clone()),
+            newest: cursor.map(|cursor| siblings::beginning_of(&cursor.newest)),
             directory_at: None,
             written: None,
             is_past_known: cursor.is_some(),

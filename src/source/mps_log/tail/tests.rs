@@ -257,6 +257,68 @@ fn a_truncated_file_that_has_grown_again_is_noticed() {
 }
 
 #[test]
+fn what_is_written_back_after_a_truncation_is_no_news() {
+    let world = World::new();
+    let path = world.path();
+    let old: String = (1..=20).map(line).collect();
+    let mut writer = appending(&path);
+    let mut tail = open(&path, None);
+    writer.write_all(old.as_bytes()).unwrap();
+    let mut buffer = vec![0; 4096];
+    assert_eq!(drain(&mut tail, &mut buffer, Instant::now()).0.len(), 20);
+    // The same, in pieces, twice; then what is new behind it.
+    for _ in 0..2 {
+        appending(&path).set_len(0).unwrap();
+        assert_eq!(drain(&mut tail, &mut buffer, Instant::now()).0, []);
+        for piece in old.as_bytes().chunks(300) {
+            writer.write_all(piece).unwrap();
+            assert_eq!(drain(&mut tail, &mut buffer, Instant::now()).0, []);
+        }
+    }
+    writer.write_all(line(21).as_bytes()).unwrap();
+    assert_eq!(drain(&mut tail, &mut buffer, Instant::now()).0, [(Freshness::Live, 21)]);
+    // A part of it.
+    appending(&path).set_len(0).unwrap();
+    drain(&mut tail, &mut buffer, Instant::now());
+    writer.write_all((line(1) + &line(2) + &line(22)).as_bytes()).unwrap();
+    assert_eq!(drain(&mut tail, &mut buffer, Instant::now()).0, [(Freshness::Live, 22)]);
+    // Another beginning is another log, also when the clock was set back.
+    appending(&path).set_len(0).unwrap();
+    drain(&mut tail, &mut buffer, Instant::now());
+    writer.write_all((line(3) + &line(4)).as_bytes()).unwrap();
+    let news = drain(&mut tail, &mut buffer, Instant::now()).0;
+    assert_eq!(news, [(Freshness::Live, 3), (Freshness::Live, 4)]);
+}
+
+#[test]
+fn a_file_that_begins_with_half_a_line_hides_no_later_one() {
+    let mut world = World::new();
+    let path = world.path();
+    let mut buffer = vec![0; 4096];
+    let mut tail = open(&path, None);
+    world.write();
+    drain(&mut tail, &mut buffer, Instant::now());
+    world.writer.set_len(0).unwrap();
+    world.writer.write_all(b"rker created\n").unwrap();
+    drain(&mut tail, &mut buffer, Instant::now());
+    world.writer.write_all(line(2).as_bytes()).unwrap();
+    assert_eq!(drain(&mut tail, &mut buffer, Instant::now()).0, [(Freshness::Live, 2)]);
+    let cursor = tail.cursor("control");
+    assert_eq!(cursor.newest, line(2).as_bytes()[..cursor.newest.len()]);
+    drop(tail);
+    // Rotated twice meanwhile: nobody has read the file between.
+    std::fs::rename(&path, world.directory.path().join("control.log.2")).unwrap();
+    let between = world.directory.path().join("control.log.1");
+    std::fs::write(&between, format!("half of a line\n{}", line(3))).unwrap();
+    appending(&path).write_all(line(4).as_bytes()).unwrap();
+    let mut tail = open(&path, Some(&cursor));
+    let news = drain(&mut tail, &mut buffer, Instant::now()).0;
+    let news: Vec<u32> =
+        news.into_iter().filter(|(at, _)| *at != Freshness::History).map(|(_, pid)| pid).collect();
+    assert_eq!(news, [3, 4]);
+}
+
+#[test]
 fn a_fifo_is_never_opened() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("server.log");
