@@ -149,7 +149,7 @@ impl Core {
                     && matches!(client.key, ClientKey::Host(_))
                 {
                     gone.push((server.pid, client.key));
-                } else if client.devices().contains(&id) {
+                } else if client.each_device().any(|device| device == id) {
                     client.missing_cycles += 1;
                     asks |= client.missing_cycles == MISSING_CYCLES;
                 }
@@ -313,7 +313,7 @@ impl Core {
         let is_on_device = case.devices.iter().any(|id| self.devices.same_gpu(*id).contains(&report.device));
         let is_of_unplaced = || {
             let client = report.pid.and_then(|pid| client_of(daemon, pid));
-            client.is_some_and(|client| client.devices().is_empty())
+            client.is_some_and(|client| client.each_device().next().is_none())
         };
         is_on_device || is_of_unplaced()
     }
@@ -382,7 +382,7 @@ impl Core {
                 .servers
                 .values()
                 .flat_map(|server| server.active().map(|client| (server.pid, client)))
-                .filter(|(_, client)| client.devices().iter().any(|device| gpu.contains(device)))
+                .filter(|(_, client)| client.each_device().any(|device| gpu.contains(&device)))
                 .map(|(pid, client)| (pid, client.key))
                 .collect();
             for (server_pid, key) in hit {

@@ -347,7 +347,7 @@ impl Core {
                 server.doubt_until = None;
                 let resolved =
                     server.last_departure.is_some_and(|left| until.since(left) <= DOUBT_SETTLES * 2);
-                let all_known = server.clients.values().all(|client| !client.devices().is_empty());
+                let all_known = server.clients.values().all(|client| client.each_device().next().is_some());
                 asks |= !(resolved && all_known);
             }
         }

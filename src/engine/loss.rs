@@ -335,8 +335,8 @@ impl Core {
 /// Clients of a coupled set, lost ones that have not left included: those before the first loss.
 pub(super) fn clients_on(server: &Server, coupled: &BTreeSet<DeviceId>) -> u32 {
     let hit = server.clients.values().filter(|client| {
-        let devices = client.devices();
-        devices.is_empty() || coupled.is_empty() || !devices.is_disjoint(coupled)
+        let mut devices = client.each_device().peekable();
+        coupled.is_empty() || devices.peek().is_none() || devices.any(|device| coupled.contains(&device))
     });
     u32::try_from(hit.count()).unwrap_or(u32::MAX)
 }

@@ -422,7 +422,8 @@ impl Server {
     /// NVIDIA documents one step (a client that spans two GPUs couples them); whether longer chains close is not
     /// documented, so the component is taken as the worst case.
     pub fn coupled(&self, devices: &BTreeSet<DeviceId>) -> BTreeSet<DeviceId> {
-        let spans: Vec<BTreeSet<DeviceId>> = self.clients.values().map(Client::devices).collect();
+        let spanning = self.clients.values().filter(|client| client.spans_devices());
+        let spans: Vec<BTreeSet<DeviceId>> = spanning.map(Client::devices).collect();
         component(devices.clone(), spans.iter())
     }
 }
@@ -467,8 +468,19 @@ impl Client {
 
     /// The devices on which it has contexts.
     pub fn devices(&self) -> BTreeSet<DeviceId> {
+        self.each_device().collect()
+    }
+
+    /// Its devices as they come, a device perhaps several times. Cheap: it is asked of every client for every loss.
+    pub fn each_device(&self) -> impl Iterator<Item = DeviceId> {
         let contexts = self.contexts.values().filter_map(|context| context.device.map(|(device, _)| device));
-        contexts.chain(self.nvml.keys().copied()).collect()
+        contexts.chain(self.nvml.keys().copied())
+    }
+
+    /// Whether it is on more than one device.
+    fn spans_devices(&self) -> bool {
+        let mut devices = self.each_device();
+        devices.next().is_some_and(|first| devices.any(|device| device != first))
     }
 
     /// Contexts on a device: as counted by logs or `ps`, else one where NVML lists it.

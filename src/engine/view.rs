@@ -245,7 +245,7 @@ fn domain(node: &Node, site: &Site<'_>, sites: &[Site<'_>], id: DeviceId, counte
     let Site { daemon, seen, .. } = site;
     let device = core.devices.get(id);
     let sees = core.sees_clients(daemon);
-    let on_device = |client: &Client| client.devices().contains(&id);
+    let on_device = |client: &Client| client.each_device().any(|device| device == id);
     let here: Vec<&Client> =
         site.active().filter(|seen| seen.devices.contains(&id)).map(|seen| seen.client).collect();
     let serving: BTreeSet<u32> =
