@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 pub mod async_fd;
+pub mod code;
 pub mod env;
 pub mod listen_fd;
 pub mod lock;

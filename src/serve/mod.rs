@@ -8,6 +8,7 @@ mod systemd;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -51,6 +52,9 @@ impl Configuration {
     }
 }
 
+/// Until then every source has looked for the first time.
+const START_TAKES: Duration = Duration::from_secs(3);
+
 /// Runs the exporter until `shutdown` or a signal tells it to stop.
 ///
 /// # Errors
@@ -74,6 +78,10 @@ pub async fn run(
         Change::Never(never) => (None, Some(never)),
     };
     systemd::ready();
+    tokio::spawn(async {
+        tokio::time::sleep(START_TAKES).await;
+        crate::sys::code::release_code();
+    });
     let watchdog = tokio::spawn(systemd::watchdog());
     loop {
         tokio::select! {
