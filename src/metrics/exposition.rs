@@ -10,9 +10,9 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use prometheus::TextEncoder;
 use prometheus::core::Collector as _;
 use prometheus::proto::{LabelPair, MetricFamily};
-use prometheus::{Registry, TextEncoder};
 use tracing::warn;
 
 use crate::config::Collectors;
@@ -34,7 +34,7 @@ pub struct Exposition {
     snapshots: Arc<ArcSwap<Snapshot>>,
     telemetry: Telemetry,
     collectors: Arc<ArcSwap<Collectors>>,
-    node: Registry,
+    node: NodeCollector,
     process: ProcessCollector,
     text: ArcSwapOption<Rendered>,
     open_metrics: ArcSwapOption<Rendered>,
@@ -70,14 +70,11 @@ impl Exposition {
         telemetry: Telemetry,
         collectors: Arc<ArcSwap<Collectors>>,
     ) -> Exposition {
-        let node = Registry::new();
-        node.register(Box::new(NodeCollector::new(snapshots.clone(), collectors.clone())))
-            .expect("a new registry holds no other collector");
         Exposition {
+            node: NodeCollector::new(snapshots.clone(), collectors.clone()),
             snapshots,
             telemetry,
             collectors,
-            node,
             process: ProcessCollector::default(),
             text: ArcSwapOption::empty(),
             open_metrics: ArcSwapOption::empty(),
@@ -114,7 +111,7 @@ impl Exposition {
                 }
                 page.push_str(previous.part(0..previous.node_end));
             }
-            _ => self.write(&mut page, format, &self.node.gather()),
+            _ => self.write(&mut page, format, &self.node.collect()),
         }
         let node_end = page.len();
         match &previous {
