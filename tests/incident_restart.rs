@@ -167,13 +167,13 @@ fn goes_on(version: &str, killed: Killed) {
     let exporter = &scene.exporter;
     exporter.expect_domain("mps_recovery_blocking_clients", GPU, "", 2.0);
     exporter.expect(r#"mps_server_state{daemon="NAME",server="uid_0",state="fault"}"#, 1.0);
+    // The line's time: the daemon's answer may have opened the incident a moment before the line was read.
     let began: jiff::Timestamp = before["started_at"].as_str().unwrap().parse().unwrap();
-    exporter.expect_domain(
-        "mps_fault_start_timestamp_seconds",
-        GPU,
-        "",
-        mps_exporter::time::unix_seconds(began),
-    );
+    let began = mps_exporter::time::unix_seconds(began);
+    wait_for("the beginning of the fault", || {
+        let told = exporter.domain_value("mps_fault_start_timestamp_seconds", GPU, "")?;
+        ((told - began).abs() < 1.0).then_some(())
+    });
     // The counters begin anew, and it was counted before.
     exporter.expect_domain("mps_incidents_total", GPU, r#",cause="fault""#, 0.0);
     exporter.expect_domain("mps_mass_client_loss_total", GPU, "", 0.0);
