@@ -22,7 +22,7 @@ impl Core {
     pub fn look(&mut self, daemon: &mut Daemon, result: &Result<Look, LookError>, at: Moment) {
         let Ok(look) = result else { return };
         if let Some(awaited) = &mut daemon.log_awaited {
-            awaited.asks = true;
+            awaited.answer = Some((look.clone(), at));
             return;
         }
         daemon.protocol = look.protocol.clone().or(daemon.protocol.take());

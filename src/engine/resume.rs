@@ -11,7 +11,7 @@ use super::Effect;
 use super::incident::Cause;
 use super::node::Core;
 use super::state::{Client, ClientKey, Daemon, Fault, Lost};
-use crate::event::{ServerStatus, SourceName};
+use crate::event::{Look, ServerStatus, SourceName};
 use crate::time::Moment;
 
 /// How long the log of a daemon may take to be read. A log that cannot be read is told of at once.
@@ -24,15 +24,15 @@ pub(super) struct LogAwaited {
     pub until: crate::time::Mono,
     /// Processes that have ended.
     pub exited: BTreeSet<u32>,
-    /// Whether an answer of the daemon was left aside.
-    pub asks: bool,
+    /// The daemon's last answer, and when it came.
+    pub answer: Option<(Look, Moment)>,
 }
 
 impl Core {
     /// A daemon is watched from now on: its log is awaited, and so is what became of the victims that are on record.
     pub fn welcome(&mut self, daemon: &mut Daemon) {
         let until = self.now.mono.after(LOG_TAKES);
-        daemon.log_awaited = Some(LogAwaited { until, exited: BTreeSet::new(), asks: false });
+        daemon.log_awaited = Some(LogAwaited { until, exited: BTreeSet::new(), answer: None });
         for case in self.cases.open_cases().filter(|case| case.daemon == daemon.site.name) {
             for device in &case.devices {
                 let domain = daemon.domains.entry(*device).or_default();
@@ -68,8 +68,8 @@ impl Core {
         for pid in awaited.exited {
             self.process_exited(daemon, pid, at);
         }
-        if awaited.asks {
-            self.effects.push(Effect::Look(daemon.site.name.clone()));
+        if let Some((answer, at)) = awaited.answer {
+            self.look(daemon, &Ok(answer), at);
         }
         self.cases.log_read(&daemon.site.name, at.mono);
     }
