@@ -77,8 +77,10 @@ impl Core {
         // Another answer had missed it. An exit line or the end of its process is newer than any answer.
         server.ending = server.ending.take().filter(|ending| ending.evidence_source != "control");
         differences.extend(server.refuted.take());
-        let in_fault = server.fault.is_some();
+        let (in_fault, has_ended) = (server.fault.is_some(), server.ending.is_some());
         match (told.status, in_fault) {
+            // Of a server that is dead the daemon says the same.
+            (Some(ServerStatus::Fault), false) if has_ended => {}
             (Some(ServerStatus::Fault), false) => {
                 let text = "get_server_status answered FAULT".into();
                 self.fault(daemon, told.pid, None, Some(&("control", text)), at);

@@ -630,3 +630,14 @@ fn a_client_that_was_gone_before_its_workload_was_known_makes_no_second_one() {
     bench.pass(20_000);
     assert_eq!(bench.incidents(), []);
 }
+
+#[test]
+fn an_answer_about_a_server_that_has_just_been_killed_makes_no_fault_of_it() {
+    let mut bench = six();
+    bench.control(LogMessage::ServerExited { pid: SERVER, status: 0 });
+    bench.look_with(Some(ServerStatus::Fault), &[(10, 0), (11, 0)]);
+    bench.pass(60);
+    assert_eq!(bench.incident().cause, Cause::ServerExit);
+    assert_eq!(lost(&bench, 0, LossCause::ServerExit), 6);
+    assert_eq!(bench.snapshot().servers[0].faults.total, 0);
+}
