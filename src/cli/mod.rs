@@ -82,8 +82,8 @@ mod tests {
                 "completions" => Some("bash"),
                 _ => None,
             };
-            let line =
-                ["mps-exporter", "--log.level", "warn", command.get_name()].into_iter().chain(argument);
+            let line = ["mps-exporter", command.get_name()].into_iter().chain(argument);
+            let line = line.chain(["--log.level", "warn"]);
             Cli::try_parse_from(line).unwrap_or_else(|error| panic!("{}: {error}", command.get_name()));
         }
         assert!(Cli::try_parse_from(["mps-exporter"]).unwrap().command.is_none());
