@@ -191,7 +191,7 @@ impl Core {
             }
             self.leave(daemon, server_pid, key, at, Left::Told);
         }
-        daemon.servers.remove(&server_pid);
+        daemon.forget_server(server_pid);
         daemon.ended_servers.push_back((server_pid, self.now.mono));
         if daemon.ended_servers.len() > MAX_ENDED_SERVERS {
             daemon.ended_servers.pop_front();

@@ -93,6 +93,16 @@ impl Core {
             return;
         }
         let window = self.settings.window;
+        // Declared INACTIVE, gone, and only then listed among the victims: it is lost once.
+        let is_victim = self.cases.open_cases().any(|case| {
+            case.daemon == daemon.site.name
+                && case.incident.server_pid == Some(server_pid)
+                && case.opened.distance(at.mono) <= window
+                && case.has_victim(key)
+        });
+        if is_victim {
+            return;
+        }
         let left = daemon.departed.iter().rev().find(|left| {
             left.server == server_pid && left.client.key == key && at.mono.since(left.at.mono) <= window
         });

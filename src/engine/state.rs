@@ -284,20 +284,33 @@ impl Daemon {
     /// fails at once and is started again and again, of whose uid no line has told, would make a new one each time.
     fn use_place(&mut self, label: Arc<str>) -> &mut Place {
         if !self.places.contains_key(&label) {
-            let running: BTreeSet<Arc<str>> = self.servers.values().map(Server::label).collect();
-            let ended = self.places.iter().filter(|(label, _)| !running.contains(*label));
-            let mut ended: Vec<(bool, u64, Arc<str>)> =
-                ended.map(|(label, place)| (place.uid.is_some(), place.used, label.clone())).collect();
-            ended.sort_unstable();
-            let surplus = (ended.len() + 1).saturating_sub(MAX_ENDED_PLACES);
-            for (_, _, label) in ended.into_iter().take(surplus) {
-                self.places.remove(&label);
-            }
+            self.keep_ended_places(MAX_ENDED_PLACES - 1);
         }
         self.place_uses += 1;
         let place = self.places.entry(label).or_default();
         place.used = self.place_uses;
         place
+    }
+
+    /// Forgets a server that has ended. Its place stays while there is room.
+    pub fn forget_server(&mut self, server_pid: u32) {
+        self.servers.remove(&server_pid);
+        self.keep_ended_places(MAX_ENDED_PLACES);
+    }
+
+    fn keep_ended_places(&mut self, most: usize) {
+        if self.places.len() <= most {
+            return;
+        }
+        let running: BTreeSet<Arc<str>> = self.servers.values().map(Server::label).collect();
+        let ended = self.places.iter().filter(|(label, _)| !running.contains(*label));
+        let mut ended: Vec<(bool, u64, Arc<str>)> =
+            ended.map(|(label, place)| (place.uid.is_some(), place.used, label.clone())).collect();
+        ended.sort_unstable();
+        let surplus = ended.len().saturating_sub(most);
+        for (_, _, label) in ended.into_iter().take(surplus) {
+            self.places.remove(&label);
+        }
     }
 
     /// A server's uid became known: what was counted under its pid belongs to the uid.

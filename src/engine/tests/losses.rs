@@ -641,3 +641,21 @@ fn an_answer_about_a_server_that_has_just_been_killed_makes_no_fault_of_it() {
     assert_eq!(lost(&bench, 0, LossCause::ServerExit), 6);
     assert_eq!(bench.snapshot().servers[0].faults.total, 0);
 }
+
+#[test]
+fn a_victim_that_is_gone_before_the_list_of_victims_is_lost_once() {
+    let mut bench = six();
+    bench.server(LogMessage::ClientFault { pid: 12 });
+    bench.server(LogMessage::ServerFault);
+    for pid in 10..16 {
+        bench.server(LogMessage::ContextInactive { pid, context: 1 });
+    }
+    bench.server(LogMessage::ClientLeft { pid: 10, context: Some(1) });
+    bench.exit(11);
+    for pid in 10..16 {
+        bench.server(LogMessage::StickyClient { pid });
+    }
+    assert_eq!(bench.incident().victims.len(), 6);
+    assert_eq!(lost(&bench, 0, LossCause::Fault), 6);
+    assert_eq!(bench.incident().recovery.blocked_by, [12, 13, 14, 15]);
+}
