@@ -185,6 +185,14 @@ enum Parsed {
     Action(Action),
 }
 
+impl Drop for Journal {
+    /// Gives the lock back at once. Closing would not: a command that is being started has a copy of the descriptor until
+    /// its program runs.
+    fn drop(&mut self) {
+        let _never_locked = rustix::fs::flock(&self.directory, FlockOperation::Unlock);
+    }
+}
+
 impl Journal {
     /// Opens or creates the journal in `directory`, repairs its end and reads it back. `kept` bounds the closed
     /// incidents, the open ones and the actions that a rewrite keeps: of each the newest.
