@@ -11,13 +11,12 @@ use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use prometheus::TextEncoder;
-use prometheus::core::Collector as _;
 use prometheus::proto::{LabelPair, MetricFamily};
 use tracing::warn;
 
 use crate::config::Collectors;
 use crate::engine::snapshot::Snapshot;
-use crate::metrics::collect::NodeCollector;
+use crate::metrics::collect;
 use crate::metrics::families;
 use crate::metrics::labels::{LabelValue, sanitized};
 use crate::metrics::negotiate::{Encoding, Format};
@@ -34,7 +33,6 @@ pub struct Exposition {
     snapshots: Arc<ArcSwap<Snapshot>>,
     telemetry: Telemetry,
     collectors: Arc<ArcSwap<Collectors>>,
-    node: NodeCollector,
     process: ProcessCollector,
     text: ArcSwapOption<Rendered>,
     open_metrics: ArcSwapOption<Rendered>,
@@ -71,7 +69,6 @@ impl Exposition {
         collectors: Arc<ArcSwap<Collectors>>,
     ) -> Exposition {
         Exposition {
-            node: NodeCollector::new(snapshots.clone(), collectors.clone()),
             snapshots,
             telemetry,
             collectors,
@@ -96,22 +93,23 @@ impl Exposition {
             Format::OpenMetrics => &self.open_metrics,
         };
         let previous = slot.load_full();
-        // Taken before the data: a change in between makes the page newer than it says, never older.
-        let generation = self.snapshots.load().generation;
+        let snapshot = self.snapshots.load_full();
         let collectors = self.collectors.load_full();
+        // Taken before the data: a change in between makes the page newer than it says, never older.
         let version = self.telemetry.version();
         let mut page =
             String::with_capacity(previous.as_ref().map_or(0, |previous| previous.page.len() + 1024));
         match &previous {
             Some(previous)
-                if previous.generation == generation && Arc::ptr_eq(&previous.collectors, &collectors) =>
+                if previous.generation == snapshot.generation
+                    && Arc::ptr_eq(&previous.collectors, &collectors) =>
             {
                 if previous.version == version && previous.at.elapsed() < MAX_AGE {
                     return previous.clone();
                 }
                 page.push_str(previous.part(0..previous.node_end));
             }
-            _ => self.write(&mut page, format, &self.node.collect()),
+            _ => write(&mut page, format, &snapshot, &collect::node(&snapshot, &collectors)),
         }
         let node_end = page.len();
         match &previous {
@@ -121,16 +119,16 @@ impl Exposition {
             _ => {
                 let mut work = self.telemetry.registry().gather();
                 sanitize(&mut work);
-                self.write(&mut page, format, &work);
+                write(&mut page, format, &snapshot, &work);
             }
         }
         let work_end = page.len();
-        self.write(&mut page, format, &self.process.collect());
+        write(&mut page, format, &snapshot, &self.process.collect());
         if format == Format::OpenMetrics {
             page.push_str(openmetrics::END);
         }
         let rendered = Arc::new(Rendered {
-            generation,
+            generation: snapshot.generation,
             collectors,
             version,
             at: Instant::now(),
@@ -142,20 +140,19 @@ impl Exposition {
         slot.store(Some(rendered.clone()));
         rendered
     }
+}
 
-    fn write(&self, page: &mut String, format: Format, families: &[MetricFamily]) {
-        match format {
-            Format::OpenMetrics => {
-                let snapshot = self.snapshots.load();
-                openmetrics::write(page, families, |name, labels| incident_exemplar(&snapshot, name, labels));
-            }
-            Format::Text => {
-                for family in families {
-                    let before = page.len();
-                    if let Err(error) = TextEncoder::new().encode_utf8(std::slice::from_ref(family), page) {
-                        page.truncate(before);
-                        warn!(family = family.name(), %error, "A metric family cannot be written and is left out.");
-                    }
+fn write(page: &mut String, format: Format, snapshot: &Snapshot, families: &[MetricFamily]) {
+    match format {
+        Format::OpenMetrics => {
+            openmetrics::write(page, families, |name, labels| incident_exemplar(snapshot, name, labels));
+        }
+        Format::Text => {
+            for family in families {
+                let before = page.len();
+                if let Err(error) = TextEncoder::new().encode_utf8(std::slice::from_ref(family), page) {
+                    page.truncate(before);
+                    warn!(family = family.name(), %error, "A metric family cannot be written and is left out.");
                 }
             }
         }

@@ -2,26 +2,13 @@
 
 use std::fs;
 
-use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 
-use crate::metrics::collect::descriptions;
 use crate::metrics::families::{self, Family};
 use crate::metrics::series::Page;
 
-const FAMILIES: &[&Family] = &[
-    &families::PROCESS_CPU,
-    &families::PROCESS_RESIDENT_MEMORY,
-    &families::PROCESS_VIRTUAL_MEMORY,
-    &families::PROCESS_START_TIME,
-    &families::PROCESS_THREADS,
-    &families::PROCESS_OPEN_FDS,
-    &families::PROCESS_MAX_FDS,
-];
-
 /// Reads `/proc/self`. What cannot be read is absent.
 pub struct ProcessCollector {
-    descriptions: Vec<Desc>,
     boot_time: Option<f64>,
     ticks_per_second: f64,
     page_size: f64,
@@ -35,7 +22,6 @@ impl Default for ProcessCollector {
                 .and_then(|time| time.trim().parse().ok())
         });
         ProcessCollector {
-            descriptions: descriptions(FAMILIES),
             boot_time,
             ticks_per_second: rustix::param::clock_ticks_per_second() as f64,
             page_size: rustix::param::page_size() as f64,
@@ -43,12 +29,9 @@ impl Default for ProcessCollector {
     }
 }
 
-impl Collector for ProcessCollector {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descriptions.iter().collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
+impl ProcessCollector {
+    /// The present values.
+    pub fn collect(&self) -> Vec<MetricFamily> {
         let mut page = Page::default();
         if let Some(stat) = fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(Stat::parse) {
             let seconds = |ticks: f64| ticks / self.ticks_per_second;
@@ -113,6 +96,16 @@ fn max_fds(limits: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const FAMILIES: &[&Family] = &[
+        &families::PROCESS_CPU,
+        &families::PROCESS_RESIDENT_MEMORY,
+        &families::PROCESS_VIRTUAL_MEMORY,
+        &families::PROCESS_START_TIME,
+        &families::PROCESS_THREADS,
+        &families::PROCESS_OPEN_FDS,
+        &families::PROCESS_MAX_FDS,
+    ];
 
     #[test]
     fn a_command_name_with_parentheses_does_not_shift_the_fields() {
