@@ -27,6 +27,14 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Like [`read`], for certificates and keys in PEM form; no file of them is larger than 16 MiB.
+///
+/// # Errors
+/// As there.
+pub fn read_pem(path: &Path) -> io::Result<Vec<u8>> {
+    read(path, 16 << 20)
+}
+
 /// Like [`read`], for text.
 ///
 /// # Errors

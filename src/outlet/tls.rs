@@ -17,9 +17,6 @@ use tokio_rustls::client::TlsStream;
 use crate::config::ClientTls;
 use crate::file;
 
-/// No file of certificates is larger.
-const MAX_PEM: u64 = 16 << 20;
-
 /// Where distributions keep the certificates that the system trusts.
 const SYSTEM_BUNDLES: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
@@ -84,7 +81,7 @@ impl TlsFiles {
         };
         let mut config = match (&self.files.cert_file, &self.files.key_file) {
             (Some(cert_file), Some(key_file)) => {
-                let pem = file::read(key_file, MAX_PEM).map_err(|error| about(key_file, error))?;
+                let pem = file::read_pem(key_file).map_err(|error| about(key_file, error))?;
                 let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| about(key_file, error))?;
                 builder.with_client_auth_cert(certificates(cert_file)?, key).map_err(invalid)?
             }
@@ -109,7 +106,7 @@ impl TlsFiles {
 }
 
 fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
-    let pem = file::read(path, MAX_PEM).map_err(|error| about(path, error))?;
+    let pem = file::read_pem(path).map_err(|error| about(path, error))?;
     CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().map_err(|error| about(path, error))
 }
 

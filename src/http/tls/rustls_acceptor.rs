@@ -22,9 +22,6 @@ use tokio_rustls::TlsAcceptor;
 use super::{TlsError, TlsSettings};
 use crate::http::stream::Stream;
 
-/// No file of certificates is larger.
-const MAX_PEM: u64 = 16 << 20;
-
 /// Turns connections into TLS connections.
 pub(in crate::http) struct Acceptor(TlsAcceptor);
 
@@ -66,7 +63,7 @@ fn value(setting: &'static str, value: &str, problem: String) -> TlsError {
 }
 
 fn pem(setting: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
-    crate::file::read(path, MAX_PEM).map_err(|error| file(setting, path, &error))
+    crate::file::read_pem(path).map_err(|error| file(setting, path, &error))
 }
 
 fn certificates(setting: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
