@@ -118,7 +118,10 @@ impl Bed {
 
     /// A command of the daemon's program, with its environment.
     pub fn program(&self) -> Command {
-        let mut command = Command::new(program(&self.version));
+        // The daemon ends a server that does not leave by a signal. Tests that run in the background of a shell have it
+        // ignored, and so would the server.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP,INT,QUIT").arg(program(&self.version));
         command.env_clear().current_dir("/").env("PATH", self.path()).envs(self.environment());
         command
     }
