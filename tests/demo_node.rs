@@ -178,4 +178,6 @@ async fn nothing_is_left_behind() {
     drop(node);
     assert!(!directory.exists());
     assert!(pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
+    let next = self::node(Duration::from_secs(3600));
+    assert_ne!(next.directory(), directory, "a place that its last user still clears away");
 }

@@ -12,6 +12,7 @@ mod process;
 mod story;
 
 use std::ffi::OsString;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
@@ -138,17 +139,14 @@ impl Drop for Simulation {
     }
 }
 
-/// A directory that nobody else can have prepared.
+/// A directory that nobody else can have prepared. Its name never comes again: the node and whoever started it both
+/// remove it, and a second node must not be where the first one was.
 fn make_directory() -> Result<PathBuf, DemoError> {
-    let pid = std::process::id();
-    let mut attempt = 0_u32;
-    loop {
-        let path = std::env::temp_dir().join(format!("mps-exporter-demo-{pid}-{attempt}"));
-        match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => return Ok(path),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && attempt < 100 => attempt += 1,
-            Err(source) => return Err(DemoError::Directory { path, source }),
-        }
+    let random = RandomState::new().build_hasher().finish();
+    let path = std::env::temp_dir().join(format!("mps-exporter-demo-{}-{random:016x}", std::process::id()));
+    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+        Ok(()) => Ok(path),
+        Err(source) => Err(DemoError::Directory { path, source }),
     }
 }
 
