@@ -46,7 +46,8 @@ pub(super) struct Cases {
 #[derive(Debug)]
 pub(super) struct Case {
     pub number: u64,
-    pub incident: Incident,
+    /// Shared with whoever was told; changed by [`Case::incident_mut`].
+    pub incident: Arc<Incident>,
     pub daemon: DaemonName,
     pub devices: BTreeSet<DeviceId>,
     pub opened: Mono,
@@ -112,7 +113,7 @@ impl Cases {
 
     /// Open incidents, then closed ones, newest first.
     pub fn list(&self) -> Vec<Arc<Incident>> {
-        let open = self.open.values().rev().map(|case| Arc::new(case.incident.clone()));
+        let open = self.open.values().rev().map(|case| case.incident.clone());
         let mut all: Vec<Arc<Incident>> = open.chain(self.closed.iter().rev().cloned()).collect();
         all.sort_by(|a, b| b.started_at.cmp(&a.started_at).then_with(|| b.id.cmp(&a.id)));
         all
@@ -156,7 +157,7 @@ impl Cases {
                 victims,
                 changes: Vec::new(),
                 is_restored: true,
-                incident,
+                incident: Arc::new(incident),
             };
             self.open.insert(number, case);
         }
@@ -240,7 +241,7 @@ impl Cases {
         };
         let case = Case {
             number,
-            incident,
+            incident: Arc::new(incident),
             daemon: opening.daemon.clone(),
             devices: opening.devices.clone(),
             opened: opening.at.mono,
@@ -260,9 +261,10 @@ impl Cases {
     /// Ends an incident.
     pub fn close(&mut self, number: u64, at: Timestamp) {
         let Some(mut case) = self.open.remove(&number) else { return };
-        case.incident.state = IncidentState::Closed;
-        case.incident.ended_at = Some(at.max(case.incident.started_at));
-        case.incident.recovery.blocked_by.clear();
+        let incident = case.incident_mut();
+        incident.state = IncidentState::Closed;
+        incident.ended_at = Some(at.max(incident.started_at));
+        incident.recovery.blocked_by.clear();
         case.note(Change::Closed);
         let incident = case.tell(&mut self.told);
         self.keep(incident);
@@ -300,6 +302,11 @@ impl Cases {
 }
 
 impl Case {
+    /// The incident, to be changed. Whoever was told of it keeps what it was.
+    pub fn incident_mut(&mut self) -> &mut Incident {
+        Arc::make_mut(&mut self.incident)
+    }
+
     /// Remembers that outlets have to be told.
     pub fn note(&mut self, change: Change) {
         if !self.changes.contains(&change) {
@@ -308,7 +315,7 @@ impl Case {
     }
 
     fn tell(&mut self, told: &mut Vec<IncidentChange>) -> Arc<Incident> {
-        let incident = Arc::new(self.incident.clone());
+        let incident = self.incident.clone();
         let news = self.changes.iter().any(|change| *change != Change::Updated);
         for change in std::mem::take(&mut self.changes) {
             // The others carry the same state: an update beside them says nothing more.
@@ -323,7 +330,8 @@ impl Case {
     pub fn evidence(&mut self, source: &'static str, at: Timestamp, text: &Arc<str>) {
         let is_known = self.incident.evidence.iter().any(|known| known.text == *text && known.at == at);
         if self.incident.evidence.len() < MAX_EVIDENCE && !is_known {
-            self.incident.evidence.push(Evidence { source: source.into(), at, text: text.clone() });
+            let evidence = Evidence { source: source.into(), at, text: text.clone() };
+            self.incident_mut().evidence.push(evidence);
             self.note(Change::Updated);
         }
     }
@@ -338,7 +346,7 @@ impl Case {
     ) -> bool {
         self.note(Change::Updated);
         if let Some(place) = self.victims.get(&client.key) {
-            let known = &mut self.incident.victims[*place];
+            let known = &mut Arc::make_mut(&mut self.incident).victims[*place];
             if evidence == VictimEvidence::ServerLog {
                 known.evidence = evidence;
             }
@@ -347,7 +355,8 @@ impl Case {
         }
         let work_lost_seconds = client.work_at_risk(at).map(|work| work.as_secs());
         self.victims.insert(client.key, self.incident.victims.len());
-        self.incident.victims.push(Victim {
+        let incident = Arc::make_mut(&mut self.incident);
+        incident.victims.push(Victim {
             pid: client.key.pid(),
             command: client.command.clone(),
             workload: client.workload.clone(),
@@ -356,7 +365,7 @@ impl Case {
             work_lost_seconds,
         });
         if let Some(work) = work_lost_seconds {
-            *self.incident.work_lost_seconds.get_or_insert(0.0) += work as f64;
+            *incident.work_lost_seconds.get_or_insert(0.0) += work as f64;
         }
         true
     }
@@ -369,9 +378,8 @@ impl Case {
     /// A victim's process has ended.
     pub fn victim_exited(&mut self, key: ClientKey, at: Timestamp) {
         let Some(place) = self.victims.get(&key) else { return };
-        let victim = &mut self.incident.victims[*place];
-        if victim.exited_at.is_none() {
-            victim.exited_at = Some(at);
+        if self.incident.victims[*place].exited_at.is_none() {
+            Arc::make_mut(&mut self.incident).victims[*place].exited_at = Some(at);
             self.note(Change::Updated);
         }
     }
@@ -389,14 +397,17 @@ impl Case {
             before != (command.is_some(), workload.clone())
         };
         let mut news = false;
-        if let Some(place) = self.victims.get(&client.key) {
-            let victim = &mut self.incident.victims[*place];
-            news |= learnt(&mut victim.command, &mut victim.workload);
-        }
-        if let Some(culprit) = &mut self.incident.culprit
-            && culprit.pid == client.key.pid()
-        {
-            news |= learnt(&mut culprit.command, &mut culprit.workload);
+        let place = self.victims.get(&client.key);
+        let is_culprit = self.incident.culprit.as_ref().is_some_and(|it| it.pid == client.key.pid());
+        if place.is_some() || is_culprit {
+            let incident = Arc::make_mut(&mut self.incident);
+            if let Some(place) = place {
+                let victim = &mut incident.victims[*place];
+                news |= learnt(&mut victim.command, &mut victim.workload);
+            }
+            if let Some(culprit) = incident.culprit.as_mut().filter(|_| is_culprit) {
+                news |= learnt(&mut culprit.command, &mut culprit.workload);
+            }
         }
         if news {
             self.note(Change::Updated);
@@ -412,7 +423,7 @@ impl Case {
             }
         };
         if is_better {
-            self.incident.culprit = Some(Culprit {
+            self.incident_mut().culprit = Some(Culprit {
                 pid,
                 command: client.and_then(|client| client.command.clone()),
                 workload: client.and_then(|client| client.workload.clone()),
@@ -427,11 +438,12 @@ impl Case {
         let same = |known: &&mut IncidentXid| {
             known.xid == xid.xid && (known.pid == xid.pid || known.pid.is_none() || xid.pid.is_none())
         };
-        if let Some(known) = self.incident.xids.iter_mut().find(same) {
+        let xids = &mut Arc::make_mut(&mut self.incident).xids;
+        if let Some(known) = xids.iter_mut().find(same) {
             known.pid = known.pid.or(xid.pid);
             known.count = known.count.max(xid.count);
-        } else if self.incident.xids.len() < MAX_XIDS {
-            self.incident.xids.push(xid);
+        } else if xids.len() < MAX_XIDS {
+            xids.push(xid);
             self.note(Change::Updated);
         }
     }
@@ -469,8 +481,8 @@ impl Case {
 
     /// Writes down the labels of the devices. What an earlier run knew of one stands until NVML tells it again.
     pub fn label(&mut self, devices: &Devices) {
-        let recorded: Vec<_> =
-            self.incident.fault_domains.drain(..).zip(self.incident.devices.drain(..)).collect();
+        let incident = Arc::make_mut(&mut self.incident);
+        let recorded: Vec<_> = incident.fault_domains.drain(..).zip(incident.devices.drain(..)).collect();
         for id in &self.devices {
             let device = devices.get(*id);
             let labels = IncidentDevice {
@@ -486,8 +498,8 @@ impl Case {
             });
             let (domain, labels) =
                 known.cloned().unwrap_or_else(|| (domain_label(&self.daemon, devices, *id), labels));
-            self.incident.fault_domains.push(domain);
-            self.incident.devices.push(labels);
+            incident.fault_domains.push(domain);
+            incident.devices.push(labels);
         }
     }
 }

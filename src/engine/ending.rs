@@ -200,7 +200,7 @@ impl Core {
         let name = &daemon.site.name;
         for case in self.cases.open_cases_mut() {
             if case.daemon == *name && case.incident.server_pid == Some(server_pid) {
-                case.incident.recovery.blocked_by.clear();
+                case.incident_mut().recovery.blocked_by.clear();
             }
         }
     }

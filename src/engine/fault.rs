@@ -57,7 +57,7 @@ impl Core {
         }
         if let Some(case) = self.cases.get_mut(number) {
             if !devices.is_empty() {
-                case.incident.clients_before = case.incident.clients_before.max(before);
+                case.incident_mut().clients_before = case.incident.clients_before.max(before);
             }
             if let Some((source, text)) = text {
                 case.evidence(source, at.wall, text);
@@ -159,9 +159,9 @@ impl Core {
                 continue;
             }
             let seconds = at.mono.since(case.opened).as_secs_f64();
-            case.incident.recovery.recovered_at = Some(at.wall.max(case.incident.started_at));
-            case.incident.recovery.seconds = Some(seconds);
-            case.incident.recovery.blocked_by.clear();
+            case.incident_mut().recovery.recovered_at = Some(at.wall.max(case.incident.started_at));
+            case.incident_mut().recovery.seconds = Some(seconds);
+            case.incident_mut().recovery.blocked_by.clear();
             case.note(Change::Recovered);
             if is_news {
                 for device in &case.devices {
@@ -191,7 +191,7 @@ impl Core {
         if let Some(case) = self.cases.get_mut(number)
             && case.incident.recovery.blocked_by != blocking
         {
-            case.incident.recovery.blocked_by = blocking;
+            case.incident_mut().recovery.blocked_by = blocking;
             case.note(Change::Updated);
         }
     }

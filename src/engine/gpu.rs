@@ -301,7 +301,7 @@ impl Core {
             if report.kind == Kind::Gpu
                 && let Some(case) = self.cases.get_mut(number)
             {
-                case.incident.cause = Cause::Gpu;
+                case.incident_mut().cause = Cause::Gpu;
             }
             self.culprit_by_xid(daemon, number, report.at);
         }

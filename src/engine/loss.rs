@@ -80,13 +80,13 @@ impl Core {
         };
         let is_news = self.is_news();
         let case = self.cases.get_mut(number)?;
-        case.incident.server_pid = case.incident.server_pid.or(server_pid);
+        case.incident_mut().server_pid = case.incident.server_pid.or(server_pid);
         let has_grown = joined.is_none() || !devices.is_subset(&case.devices);
         case.devices.extend(devices);
         // A cause with evidence stands over one that was only supposed.
         let is_weak = matches!(case.incident.cause, Cause::Killed | Cause::Unexplained);
         if (is_weak && !matches!(cause, Cause::Killed | Cause::Unexplained)) || cause == Cause::Gpu {
-            case.incident.cause = cause;
+            case.incident_mut().cause = cause;
         }
         case.label(&self.devices);
         case.note(Change::Updated);
@@ -115,14 +115,14 @@ impl Core {
             case.evidence(source, loss.at.wall, text);
         }
         let lost = u32::try_from(case.incident.victims.len()).unwrap_or(u32::MAX);
-        case.incident.clients_before = case.incident.clients_before.max(before).max(lost);
+        case.incident_mut().clients_before = case.incident.clients_before.max(before).max(lost);
         let ratio = f64::from(lost) / f64::from(case.incident.clients_before);
         let is_mass = lost >= self.settings.min_clients
             && ratio >= self.settings.min_ratio
             && case.incident.cause != Cause::Unexplained;
         let becomes_mass = is_mass && !case.incident.mass_client_loss;
         if becomes_mass {
-            case.incident.mass_client_loss = true;
+            case.incident_mut().mass_client_loss = true;
             case.note(Change::MassLoss);
         }
         case.count_mass_loss(daemon, loss.at.wall, self.freshness != Freshness::History);

@@ -16,6 +16,7 @@ mod log;
 mod loss;
 mod node;
 mod process;
+mod reach;
 mod resume;
 mod settle;
 pub mod snapshot;

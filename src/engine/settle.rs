@@ -87,7 +87,7 @@ impl Core {
         if !waits {
             self.cases.close(number, at.wall);
         } else if !was_settled {
-            case.incident.state = IncidentState::Recovering;
+            case.incident_mut().state = IncidentState::Recovering;
             case.note(Change::Updated);
             if !case.incident.recovery.blocked_by.is_empty() {
                 case.note(Change::Blocked);

@@ -534,7 +534,7 @@ impl Client {
 }
 
 /// What tells workloads apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum WorkloadKey<'a> {
     /// A workload that a source named.
     Known((&'static str, &'a str)),

@@ -2,17 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::case::domain_label;
 use super::device::{Device, DeviceId, Name};
 use super::incident::Cause;
 use super::node::{Core, Node};
+use super::reach::{Site, gpu_radius};
 use super::snapshot::{
     ClientState, ClientView, Count, DaemonState, DaemonView, Disagreement, DomainLabels, DomainView, GpuView,
     LossCause, Radius, Scope, ServerView, Sharing, Snapshot, XidView,
 };
-use super::state::{Client, Daemon, Domain, Server, WorkloadKey, component};
+use super::state::{Client, Daemon, Domain, Server};
 use crate::event::{ComputeMode, Rejection, SourceName};
 
 const REJECTIONS: [Rejection; 5] = [
@@ -32,54 +31,9 @@ const LOSSES: [LossCause; 6] = [
 ];
 const CAUSES: [Cause; 5] = [Cause::Fault, Cause::ServerExit, Cause::Gpu, Cause::Killed, Cause::Unexplained];
 
-/// A client and what is asked of it again and again, worked out once for the whole picture.
-struct Seen<'a> {
-    server: u32,
-    client: &'a Client,
-    devices: BTreeSet<DeviceId>,
-    workload: WorkloadKey<'a>,
-    memory_bytes: Option<u64>,
-    work_at_risk: Option<Duration>,
-}
-
-/// A daemon, its clients and the names of its fault domains.
-struct Site<'a> {
-    daemon: &'a Daemon,
-    seen: Vec<Seen<'a>>,
-    labels: BTreeMap<DeviceId, Arc<str>>,
-}
-
-impl<'a> Site<'a> {
-    fn new(core: &Core, daemon: &'a Daemon) -> Site<'a> {
-        let seen = |server: u32, client: &'a Client| Seen {
-            server,
-            client,
-            devices: client.devices(),
-            workload: client.workload_key(),
-            memory_bytes: client.memory_bytes(),
-            work_at_risk: client.work_at_risk(core.now.wall),
-        };
-        let all = daemon
-            .servers
-            .values()
-            .flat_map(|server| server.clients.values().map(move |client| seen(server.pid, client)));
-        let labels =
-            core.devices.iter().map(|(id, _)| (id, domain_label(&daemon.site.name, &core.devices, id)));
-        Site { daemon, seen: all.collect(), labels: labels.collect() }
-    }
-
-    fn active(&self) -> impl Iterator<Item = &Seen<'a>> {
-        self.seen.iter().filter(|seen| seen.client.lost.is_none())
-    }
-
-    fn labels<'b>(&self, devices: impl IntoIterator<Item = &'b DeviceId>) -> Vec<Arc<str>> {
-        devices.into_iter().map(|id| self.labels[id].clone()).collect()
-    }
-}
-
 pub(super) fn snapshot(node: &Node) -> Snapshot {
     let core = &node.core;
-    let sites: Vec<Site<'_>> = node.daemons.values().map(|daemon| Site::new(core, daemon)).collect();
+    let sites = Site::all(node);
     let mut domains: Vec<DomainView> = sites
         .iter()
         .flat_map(|site| {
@@ -208,7 +162,7 @@ fn clients<'a>(site: &'a Site<'_>) -> impl Iterator<Item = ClientView> + use<'a>
             host_pid: client.host_pid(),
             command: client.command.clone(),
             workload: client.workload.clone(),
-            domains: site.labels(&seen.devices),
+            domains: labels_of(site, &seen.devices),
             devices_known_by: client.evidence(),
             contexts: count(client.contexts.keys()).max(count(client.nvml.keys())),
             memory_bytes: seen.memory_bytes,
@@ -221,61 +175,20 @@ fn clients<'a>(site: &'a Site<'_>) -> impl Iterator<Item = ClientView> + use<'a>
     })
 }
 
-fn radius<'a>(clients: impl Iterator<Item = &'a Seen<'a>>) -> Radius {
-    let (mut count, mut workloads) = (0_u32, BTreeSet::new());
-    // Unknown as soon as it is unknown of one.
-    let mut memory = Some(0_u64);
-    let mut risk: Option<Duration> = None;
-    for seen in clients {
-        count = count.saturating_add(1);
-        workloads.insert(seen.workload);
-        memory = memory.zip(seen.memory_bytes).map(|(sum, bytes)| sum.saturating_add(bytes));
-        risk = risk.zip(seen.work_at_risk).map(|(sum, work)| sum + work).or(risk).or(seen.work_at_risk);
-    }
-    Radius {
-        clients: Some(count),
-        workloads: Some(u32::try_from(workloads.len()).unwrap_or(u32::MAX)),
-        memory_bytes: memory,
-        work_at_risk: if count == 0 { Some(Duration::ZERO) } else { risk },
-    }
-}
-
 fn domain(node: &Node, site: &Site<'_>, sites: &[Site<'_>], id: DeviceId, counters: &Domain) -> DomainView {
     let core = &node.core;
-    let Site { daemon, seen, .. } = site;
+    let daemon = site.daemon;
     let device = core.devices.get(id);
     let sees = core.sees_clients(daemon);
-    let on_device = |client: &Client| client.each_device().any(|device| device == id);
-    let here: Vec<&Client> =
-        site.active().filter(|seen| seen.devices.contains(&id)).map(|seen| seen.client).collect();
-    let serving: BTreeSet<u32> =
-        seen.iter().filter(|seen| seen.devices.contains(&id)).map(|seen| seen.server).collect();
-    // Each server is its own context: what couples devices for one server's clients does not for another's.
-    let reach: BTreeMap<u32, BTreeSet<DeviceId>> = serving
-        .iter()
-        .map(|server| {
-            let spans = seen.iter().filter(|seen| seen.server == *server && seen.devices.len() > 1);
-            (*server, component(BTreeSet::from([id]), spans.map(|seen| &seen.devices)))
-        })
-        .collect();
-    let coupled: BTreeSet<DeviceId> = reach.values().flatten().copied().chain([id]).collect();
-    let hit =
-        |seen: &&Seen<'_>| reach.get(&seen.server).is_some_and(|reach| !seen.devices.is_disjoint(reach));
-    let of_server = |seen: &&Seen<'_>| serving.contains(&seen.server);
+    let here: Vec<&Client> = site.on(id).filter(|seen| seen.is_active()).map(|seen| seen.client).collect();
+    let reach = site.reach(id);
     let known = |radius: Radius| if sees { radius } else { Radius::default() };
     let scopes = vec![
-        (Scope::Application, known(radius(site.active().filter(hit)))),
-        (Scope::Server, known(radius(site.active().filter(of_server)))),
+        (Scope::Application, known(reach.application)),
+        (Scope::Server, known(reach.server)),
         (Scope::Gpu, gpu_radius(core, sites, id)),
     ];
     let faults = daemon.servers.values().filter_map(|server| server.fault.as_ref());
-    let case_here = |number: Option<u64>| {
-        core.cases.open_cases().any(|case| Some(case.number) == number && case.devices.contains(&id))
-    };
-    let blocking =
-        daemon.servers.values().flat_map(Server::blocking).filter(|client| {
-            on_device(client) || client.lost.as_ref().is_some_and(|lost| case_here(lost.case))
-        });
     let is_hit = core.cases.open_cases().any(|case| {
         case.daemon == daemon.site.name
             && case.devices.contains(&id)
@@ -299,14 +212,14 @@ fn domain(node: &Node, site: &Site<'_>, sites: &[Site<'_>], id: DeviceId, counte
         disconnects: counters.disconnects,
         lost: LOSSES.into_iter().map(|cause| (cause, of(&counters.lost, &cause))).collect(),
         radius: scopes,
-        coupled_devices: sees.then(|| count(coupled.iter())),
-        coupled_with: site.labels(&coupled),
+        coupled_devices: sees.then(|| count(reach.coupled.iter())),
+        coupled_with: labels_of(site, &reach.coupled),
         bypassing_processes: core.bypassing(&node.daemons, id),
         incidents: CAUSES.into_iter().map(|cause| (cause, of(&counters.incidents, &cause))).collect(),
         last_incidents: counters.last_incidents.iter().map(|(cause, id)| (*cause, id.clone())).collect(),
         mass_losses: counters.mass_losses,
         mass_loss_last_clients: counters.mass_loss_last_clients,
-        recovery_blocking: count(blocking),
+        recovery_blocking: site.blocking(core, id),
         fault_started_at: faults.map(|fault| fault.began.wall).min().filter(|_| is_hit),
         recovery_durations: counters.recovery_durations.clone(),
     }
@@ -316,34 +229,8 @@ fn of<K: Ord>(counts: &BTreeMap<K, Count>, key: &K) -> Count {
     counts.get(key).copied().unwrap_or_default()
 }
 
-/// Everything on the piece of hardware: clients of all daemons, and processes without MPS, on all MIG instances.
-fn gpu_radius(core: &Core, sites: &[Site<'_>], id: DeviceId) -> Radius {
-    let gpu = core.devices.same_gpu(id);
-    let is_here = |seen: &&Seen<'_>| gpu.iter().any(|device| seen.devices.contains(device));
-    let clients = || sites.iter().flat_map(Site::active).filter(is_here);
-    let pids: BTreeSet<u32> = clients().filter_map(|seen| seen.client.host_pid()).collect();
-    // Without NVML nobody tells of the processes that do not use MPS.
-    let mut others: BTreeMap<u32, Option<u64>> = BTreeMap::new();
-    for device in &gpu {
-        let Some(facts) = core.devices.get(*device).facts.as_ref() else { return Radius::default() };
-        let Some(compute) = &facts.compute_processes else { return Radius::default() };
-        for process in compute.iter().filter(|process| !process.is_mps_server) {
-            if pids.contains(&process.pid) {
-                continue;
-            }
-            let sum = others.entry(process.pid).or_insert(Some(0));
-            *sum = sum.zip(process.memory_bytes).map(|(a, b)| a.saturating_add(b));
-        }
-    }
-    let mine = radius(clients());
-    let extra = count(others.keys());
-    let extra_memory = others.values().try_fold(0_u64, |sum, bytes| Some(sum.saturating_add((*bytes)?)));
-    Radius {
-        clients: mine.clients.map(|clients| clients.saturating_add(extra)),
-        workloads: mine.workloads.map(|workloads| workloads.saturating_add(extra)),
-        memory_bytes: mine.memory_bytes.zip(extra_memory).map(|(a, b)| a.saturating_add(b)),
-        work_at_risk: mine.work_at_risk,
-    }
+fn labels_of<'b>(site: &Site<'_>, devices: impl IntoIterator<Item = &'b DeviceId>) -> Vec<Arc<str>> {
+    devices.into_iter().map(|id| site.labels[id].clone()).collect()
 }
 
 fn labels(fault_domain: Arc<str>, device: &Device) -> Arc<DomainLabels> {

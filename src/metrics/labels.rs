@@ -84,7 +84,10 @@ pub const MAX_VALUE_BYTES: usize = 256;
 /// Free text as a label value: bounded, without control characters. A value that had to change ends in a hash of the
 /// original, so that two values that differ stay different.
 pub fn sanitized(value: &str) -> Cow<'_, str> {
-    if value.len() <= MAX_VALUE_BYTES && !value.chars().any(char::is_control) {
+    // Nearly all are plain ASCII, and a page has thousands.
+    let is_clean =
+        value.bytes().all(|byte| (b' '..=b'~').contains(&byte)) || !value.chars().any(char::is_control);
+    if value.len() <= MAX_VALUE_BYTES && is_clean {
         return Cow::Borrowed(value);
     }
     let mark = format!("~{:08x}", fnv1a(value.as_bytes()));

@@ -146,6 +146,10 @@ fn number(out: &mut String, value: f64) {
 }
 
 fn escape(out: &mut String, text: &str) {
+    if !text.bytes().any(|byte| matches!(byte, b'\\' | b'\n' | b'"')) {
+        out.push_str(text);
+        return;
+    }
     for character in text.chars() {
         match character {
             '\\' => out.push_str("\\\\"),
