@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{broadcast, mpsc, watch};
+use tokio::time::Instant;
 
 use super::sources::Handles;
 use crate::engine::incident::IncidentChange;
@@ -18,6 +19,12 @@ use crate::time::{Clock, Mono};
 
 /// A picture is taken this often even if nothing happens: work at risk grows with time.
 const PICTURE_EVERY: Duration = Duration::from_secs(5);
+
+/// A picture that costs less than this is taken after every change.
+const CHEAP_PICTURE: Duration = Duration::from_millis(1);
+/// Of one that costs more, how many times the excess passes before the next: what thousands of clients do at once must not
+/// cost a picture each.
+const PAUSE_FACTOR: u32 = 4;
 
 /// Batches applied before others on the runtime get their turn and a picture is published.
 const BATCHES_PER_TURN: usize = 32;
@@ -43,6 +50,8 @@ pub struct Owner {
     handles: watch::Receiver<Arc<Handles>>,
     settings: watch::Receiver<Settings>,
     published: u64,
+    /// No picture before this, unless an outlet has to be told something.
+    next_picture: Instant,
 }
 
 impl Owner {
@@ -56,7 +65,7 @@ impl Owner {
         handles: watch::Receiver<Arc<Handles>>,
         settings: watch::Receiver<Settings>,
     ) -> Owner {
-        Owner { node, clock, queue, outputs, outlets, handles, settings, published: 0 }
+        Owner { node, clock, queue, outputs, outlets, handles, settings, published: 0, next_picture: Instant::now() }
     }
 
     /// Applies events until the program stops.
@@ -73,6 +82,7 @@ impl Owner {
                     Some(batch) => self.apply_all(batch),
                     None => return,
                 },
+                () = tokio::time::sleep_until(self.next_picture), if self.is_unpublished() => {}
                 () = tokio::time::sleep(due.unwrap_or(PICTURE_EVERY)), if due.is_some() => self.tick(),
                 changed = self.settings.changed() => {
                     if changed.is_ok() {
@@ -121,14 +131,24 @@ impl Owner {
         Some(deadline.since(self.clock.now().mono) + Duration::from_millis(1))
     }
 
+    fn is_unpublished(&self) -> bool {
+        self.node.generation() != self.published
+    }
+
+    fn publish(&mut self) {
+        let begun = Instant::now();
+        self.published = self.node.generation();
+        self.outputs.snapshots.store(Arc::new(self.node.snapshot()));
+        self.outputs.generations.send_replace(self.published);
+        self.next_picture = pause_after(begun, Instant::now());
+    }
+
     /// Publishes the state, then tells outlets and sources: who is told can then read it.
     fn act(&mut self) {
         let effects = self.node.take_effects();
-        let generation = self.node.generation();
-        if generation != self.published {
-            self.published = generation;
-            self.outputs.snapshots.store(Arc::new(self.node.snapshot()));
-            self.outputs.generations.send_replace(generation);
+        let tells = |effect: &Effect| matches!(effect, Effect::Incident(_) | Effect::DaemonDown(..));
+        if self.is_unpublished() && (Instant::now() >= self.next_picture || effects.iter().any(tells)) {
+            self.publish();
         }
         let handles = self.handles.borrow().clone();
         let outlets = self.outlets.borrow().clone();
@@ -154,6 +174,11 @@ impl Owner {
             }
         }
     }
+}
+
+/// When the picture after one that was begun and done then may be taken.
+fn pause_after(begun: Instant, done: Instant) -> Instant {
+    done + done.duration_since(begun).saturating_sub(CHEAP_PICTURE) * PAUSE_FACTOR
 }
 
 fn log_incident(change: &IncidentChange) {
@@ -186,5 +211,22 @@ fn log_incident(change: &IncidentChange) {
             incident = %incident.id, lost = incident.victims.len(), "The incident is closed."
         ),
         Change::Updated => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_that_costs_much_is_followed_by_a_pause() {
+        let begun = Instant::now();
+        let after = |micros| {
+            let done = begun + Duration::from_micros(micros);
+            pause_after(begun, done) - done
+        };
+        assert_eq!(after(250), Duration::ZERO);
+        assert_eq!(after(1000), Duration::ZERO);
+        assert_eq!(after(3500), Duration::from_millis(10));
     }
 }

@@ -100,6 +100,20 @@ async fn an_unknown_handshake_makes_it_ask_through_the_program() {
     assert_eq!((asked.count("error"), asked.count("ok")), (1, 1));
 }
 
+/// As a daemon does that is out of file descriptors, or that is about to end.
+#[tokio::test]
+async fn a_daemon_that_hangs_up_has_not_answered() {
+    let pipe = tempfile::tempdir().unwrap();
+    let listener = seqpacket::listen(&pipe.path().join("control_privileged")).unwrap();
+    std::thread::spawn(move || while seqpacket::accept(&listener).is_ok() {});
+    let mut asked = ask(pipe.path(), pipe.path(), Duration::from_millis(50));
+    for unanswered in 1..=3 {
+        assert!(matches!(asked.next().await, Err(LookError::Closed(_))));
+        asked.unanswered.wait_for(|count| *count == unanswered).await.unwrap();
+    }
+    assert_eq!((asked.count("timeout"), asked.count("error")), (0, 3));
+}
+
 #[tokio::test]
 async fn silence_is_counted_and_forgotten_with_another_daemon() {
     let pipe = tempfile::tempdir().unwrap();
