@@ -46,12 +46,15 @@ struct Rendered {
     collectors: Arc<Collectors>,
     /// The telemetry's version.
     version: u64,
-    at: Instant,
+    /// When our process was looked at.
+    process_at: Instant,
     page: Bytes,
     /// Where the node's families end.
     node_end: usize,
     /// Where the families of our own work end.
     work_end: usize,
+    /// Where the families of our process end.
+    process_end: usize,
     gzip: OnceLock<Bytes>,
 }
 
@@ -104,7 +107,7 @@ impl Exposition {
                 if previous.generation == snapshot.generation
                     && Arc::ptr_eq(&previous.collectors, &collectors) =>
             {
-                if previous.version == version && previous.at.elapsed() < MAX_AGE {
+                if previous.version == version && previous.process_at.elapsed() < MAX_AGE {
                     return previous.clone();
                 }
                 page.push_str(previous.part(0..previous.node_end));
@@ -123,7 +126,17 @@ impl Exposition {
             }
         }
         let work_end = page.len();
-        write(&mut page, format, &snapshot, &self.process.collect());
+        let process_at = match &previous {
+            Some(previous) if previous.process_at.elapsed() < MAX_AGE => {
+                page.push_str(previous.part(previous.work_end..previous.process_end));
+                previous.process_at
+            }
+            _ => {
+                write(&mut page, format, &snapshot, &self.process.collect());
+                Instant::now()
+            }
+        };
+        let process_end = page.len();
         if format == Format::OpenMetrics {
             page.push_str(openmetrics::END);
         }
@@ -131,10 +144,11 @@ impl Exposition {
             generation: snapshot.generation,
             collectors,
             version,
-            at: Instant::now(),
+            process_at,
             page: page.into(),
             node_end,
             work_end,
+            process_end,
             gzip: OnceLock::new(),
         });
         slot.store(Some(rendered.clone()));

@@ -65,7 +65,17 @@ impl Owner {
         handles: watch::Receiver<Arc<Handles>>,
         settings: watch::Receiver<Settings>,
     ) -> Owner {
-        Owner { node, clock, queue, outputs, outlets, handles, settings, published: 0, next_picture: Instant::now() }
+        Owner {
+            node,
+            clock,
+            queue,
+            outputs,
+            outlets,
+            handles,
+            settings,
+            published: 0,
+            next_picture: Instant::now(),
+        }
     }
 
     /// Applies events until the program stops.

@@ -128,22 +128,29 @@ fn only_the_part_that_changed_is_rendered_again() {
     let counted = exposition.rendered(Format::Text);
     assert_eq!(first.part(0..first.node_end), counted.part(0..counted.node_end));
     assert!(counted.part(counted.node_end..counted.work_end).contains("\nmps_kmsg_records_lost_total 7\n"));
+    assert_eq!(
+        first.part(first.work_end..first.process_end),
+        counted.part(counted.work_end..counted.process_end)
+    );
+    assert_eq!(first.process_at, counted.process_at);
 
     let aged = Arc::new(Rendered {
         generation: counted.generation,
         collectors: counted.collectors.clone(),
         version: counted.version,
-        at: Instant::now().checked_sub(MAX_AGE).expect("the machine has been up for a second"),
+        process_at: Instant::now().checked_sub(MAX_AGE).expect("the machine has been up for a second"),
         page: counted.page.clone(),
         node_end: counted.node_end,
         work_end: counted.work_end,
+        process_end: counted.process_end,
         gzip: OnceLock::new(),
     });
     exposition.text.store(Some(aged));
     let renewed = exposition.rendered(Format::Text);
     assert_ne!(counted.page.as_ptr(), renewed.page.as_ptr());
     assert_eq!(counted.part(0..counted.work_end), renewed.part(0..renewed.work_end));
-    assert!(text(&renewed.page)[renewed.work_end..].contains("process_resident_memory_bytes"));
+    assert!(renewed.process_at >= counted.process_at);
+    assert!(renewed.part(renewed.work_end..renewed.process_end).contains("process_resident_memory_bytes"));
 }
 
 #[test]
