@@ -57,7 +57,7 @@ struct Figures {
 async fn measure(settings: Settings) -> Figures {
     let (outbox, mut queue) = Outbox::new(Clock::new());
     let (stop, shutdown) = Shutdown::new();
-    let source = tokio::spawn(nvml::run(settings, Poke::default(), outbox, Telemetry::new(), shutdown));
+    let source = tokio::spawn(nvml::run(settings, Poke::default(), outbox, Telemetry::new(), None, shutdown));
     let mut reports = 0;
     let mut figures =
         Figures { first: Duration::ZERO, cpu: Duration::ZERO, wall: Duration::ZERO, resident_kib: 0 };

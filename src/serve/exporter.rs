@@ -9,7 +9,7 @@ use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 
 use super::owner::{Outputs, Owner};
-use super::sources::{Handles, Sources};
+use super::sources::{Handles, Legacy, Sources};
 use crate::cli::serve::Serve;
 use crate::config::{Collectors, Config, ControlClient};
 use crate::engine::{Node, Settings};
@@ -100,7 +100,7 @@ impl Exporter {
         node.restore(restored.incidents);
         let outlets_running = Running::start(|stopped| outlets.clone().run(stopped));
         let (outbox, queue) = Outbox::new(clock);
-        let sources = Sources::start(&config, &outbox, &telemetry, Vec::new());
+        let sources = Sources::start(&config, &outbox, &telemetry, Legacy::default());
         let (handles, handles_seen) = watch::channel(sources.handles.clone());
         let (settings, settings_seen) = watch::channel(settings);
         let (outlets, outlets_seen) = watch::channel(outlets);
@@ -167,14 +167,14 @@ impl Exporter {
             || old.state != config.state;
         if sources_differ {
             // One after the other: two readers of one log would tell everything twice.
-            let known = match self.sources.take() {
+            let legacy = match self.sources.take() {
                 Some(sources) => sources.stop().await,
-                None => Vec::new(),
+                None => Legacy::default(),
             };
             for source in switched_off(&old, &config) {
                 self.outbox.tell(EventKind::SourceOff(source)).await;
             }
-            let started = Sources::start(&config, &self.outbox, &self.telemetry, known);
+            let started = Sources::start(&config, &self.outbox, &self.telemetry, legacy);
             self.handles.send_replace(started.handles.clone());
             self.sources = Some(started);
         }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::exporter::settings;
 use super::owner::{Outputs, Owner};
-use super::sources::Sources;
+use super::sources::{Legacy, Sources};
 use crate::config::{Config, ControlClient, Remediation};
 use crate::engine::Node;
 use crate::engine::snapshot::{DaemonState, Snapshot};
@@ -66,7 +66,7 @@ impl Look {
         };
         let (outlets, _nothing_restored) = Outlets::new(&config, outputs.snapshots.clone(), &telemetry)?;
         let (outbox, queue) = Outbox::new(clock);
-        let sources = Sources::start(&config, &outbox, &telemetry, Vec::new());
+        let sources = Sources::start(&config, &outbox, &telemetry, Legacy::default());
         let (handles, handles_seen) = watch::channel(sources.handles.clone());
         let (settings, settings_seen) = watch::channel(settings);
         let (outlets, outlets_seen) = watch::channel(outlets);

@@ -64,19 +64,29 @@ impl Handles {
     }
 }
 
+/// What stopped sources hand on to those that take their place.
+#[derive(Default)]
+pub struct Legacy {
+    /// The daemons that the model has been told of.
+    daemons: Vec<DaemonSite>,
+    /// NVML's threads, while a call hangs.
+    nvml: Option<nvml::Left>,
+}
+
 /// Running sources. Dropping them does not stop them; [`Sources::stop`] does.
 pub struct Sources {
     /// Where the model's questions go.
     pub handles: Arc<Handles>,
     stop: watch::Sender<bool>,
     discovery: JoinHandle<Vec<DaemonSite>>,
+    nvml: JoinHandle<Option<nvml::Left>>,
     tasks: Vec<(&'static str, JoinHandle<()>)>,
 }
 
 impl Sources {
-    /// Starts every source that the configuration wants. `known` are the daemons that earlier sources, now stopped, have
-    /// told the model of.
-    pub fn start(config: &Config, outbox: &Outbox, telemetry: &Telemetry, known: Vec<DaemonSite>) -> Sources {
+    /// Starts every source that the configuration wants, after those that left `legacy`.
+    pub fn start(config: &Config, outbox: &Outbox, telemetry: &Telemetry, legacy: Legacy) -> Sources {
+        let Legacy { daemons: known, nvml: left } = legacy;
         let (stop, stopped) = Shutdown::new();
         let mut tasks: Vec<(&'static str, JoinHandle<()>)> = Vec::new();
 
@@ -85,18 +95,20 @@ impl Sources {
         tasks.push(("processes", tokio::spawn(processes.run(stopped.clone()))));
 
         let poke = config.nvml.enabled.then(nvml::Poke::default);
-        if let Some(poke) = &poke {
-            let settings = nvml::Settings::new(&config.nvml, &config.host);
-            let run = nvml::run(settings, poke.clone(), outbox.clone(), telemetry.clone(), stopped.clone());
-            tasks.push((
-                "nvml",
+        let nvml = match &poke {
+            Some(poke) => {
+                let settings = nvml::Settings::new(&config.nvml, &config.host);
+                let (poke, outbox, telemetry) = (poke.clone(), outbox.clone(), telemetry.clone());
+                let run = nvml::run(settings, poke, outbox, telemetry, left, stopped.clone());
                 tokio::spawn(async move {
-                    if let Err(error) = run.await {
+                    run.await.unwrap_or_else(|error| {
                         tracing::error!(%error, "NVML cannot be watched: its threads could not be started.");
-                    }
-                }),
-            ));
-        }
+                        None
+                    })
+                })
+            }
+            None => tokio::spawn(async { left }),
+        };
 
         if config.kernel_log.enabled {
             let source = KernelLogSource::new(
@@ -124,11 +136,11 @@ impl Sources {
             earlier,
         };
         tasks.push(("daemons", tokio::spawn(daemons.run(sites, stopped))));
-        Sources { handles, stop, discovery, tasks }
+        Sources { handles, stop, discovery, nvml, tasks }
     }
 
-    /// Stops every source and waits for it: cursors are then on the disk. Returns the daemons that the model knows of.
-    pub async fn stop(self) -> Vec<DaemonSite> {
+    /// Stops every source and waits for it: cursors are then on the disk.
+    pub async fn stop(self) -> Legacy {
         self.stop.send_replace(true);
         let ended = |task: &'static str, error: tokio::task::JoinError| {
             tracing::error!(task, %error, "A source ended unexpectedly.");
@@ -138,10 +150,15 @@ impl Sources {
                 ended(name, error);
             }
         }
-        self.discovery.await.unwrap_or_else(|error| {
+        let daemons = self.discovery.await.unwrap_or_else(|error| {
             ended("discovery", error);
             Vec::new()
-        })
+        });
+        let nvml = self.nvml.await.unwrap_or_else(|error| {
+            ended("nvml", error);
+            None
+        });
+        Legacy { daemons, nvml }
     }
 }
 
@@ -304,10 +321,10 @@ mod tests {
         }];
         let telemetry = Telemetry::new();
         let (outbox, mut queue) = Outbox::new(Clock::new());
-        let sources = Sources::start(&config, &outbox, &telemetry, Vec::new());
+        let sources = Sources::start(&config, &outbox, &telemetry, Legacy::default());
         told(&mut queue, |kind| matches!(kind, EventKind::DaemonFound(_)).then_some(())).await;
-        let known = sources.stop().await;
-        assert_eq!(known.iter().map(|site| &*site.name).collect::<Vec<_>>(), ["default"]);
+        let legacy = sources.stop().await;
+        assert_eq!(legacy.daemons.iter().map(|site| &*site.name).collect::<Vec<_>>(), ["default"]);
 
         let has_series = || {
             telemetry.registry().gather().iter().any(|family| {
@@ -322,7 +339,7 @@ mod tests {
         telemetry.control_query("default", QueryResult::Ok, std::time::Duration::ZERO);
         assert!(has_series());
         config.daemons.clear();
-        let sources = Sources::start(&config, &outbox, &telemetry, known);
+        let sources = Sources::start(&config, &outbox, &telemetry, legacy);
         let gone = told(&mut queue, |kind| match kind {
             EventKind::DaemonGone(name) => Some(name),
             _ => None,
@@ -335,6 +352,6 @@ mod tests {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
         assert!(!has_series());
-        assert!(sources.stop().await.is_empty());
+        assert!(sources.stop().await.daemons.is_empty());
     }
 }

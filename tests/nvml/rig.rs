@@ -93,7 +93,7 @@ pub struct Rig {
     queue: mpsc::Receiver<Vec<Event>>,
     backlog: std::collections::VecDeque<EventKind>,
     stop: watch::Sender<bool>,
-    source: tokio::task::JoinHandle<std::io::Result<()>>,
+    source: tokio::task::JoinHandle<std::io::Result<Option<nvml::Left>>>,
     pub poke: Poke,
 }
 
@@ -141,7 +141,8 @@ impl Rig {
         let (outbox, queue) = Outbox::new(Clock::new());
         let (stop, shutdown) = Shutdown::new();
         let poke = Poke::default();
-        let source = tokio::spawn(nvml::run(settings, poke.clone(), outbox, Telemetry::new(), shutdown));
+        let source =
+            tokio::spawn(nvml::run(settings, poke.clone(), outbox, Telemetry::new(), None, shutdown));
         Rig { folder, queue, backlog: [].into(), stop, source, poke }
     }
 

@@ -42,6 +42,41 @@ fn a_hundred_scrapes_succeed_while_any_call_hangs() {
     println!("{} calls, the slowest scrape took {slowest:?}", functions.len());
 }
 
+/// A changed configuration starts all sources anew, but makes no call beside the one that hangs.
+#[test]
+fn a_reload_makes_no_call_beside_one_that_hangs() {
+    const FUNCTION: &str = "nvmlDeviceGetComputeMode";
+    let folder = Folder::new();
+    folder.script(GPUS);
+    let program = start(&folder);
+    program.expect(NVML_UP, 1.0);
+    folder.script(&format!("{}{GPUS}hang {FUNCTION}\n", folder.trace()));
+    program.expect(NVML_UP, 0.0);
+
+    // The events thread, which hangs in nothing, lets go of its events.
+    let calls = || folder.calls().iter().filter(|(call, _)| !call.starts_with("nvmlEvent")).count();
+    let before = calls();
+    for seconds in [2, 3] {
+        program.reconfigure(&program.config().replace("stuck_after: ", &format!("stuck_after: {seconds}")));
+        std::thread::sleep(Duration::from_secs(4));
+        assert_eq!(program.value(NVML_UP), Some(0.0));
+        let reason = reason(&program);
+        assert!(reason.starts_with("stuck in ") && reason.contains(FUNCTION), "{reason}");
+        assert_eq!(calls(), before, "{:?}", folder.calls());
+    }
+
+    folder.script(GPUS);
+    program.expect(NVML_UP, 1.0);
+    program.expect(r#"mps_gpu_up{UUID="GPU-bbbb",gpu="1"}"#, 1.0);
+}
+
+/// What the program says of NVML.
+fn reason(program: &Program) -> String {
+    let status = program.json("/api/v1/status");
+    let mut sources = status["sources"].as_array().unwrap().iter();
+    sources.find(|it| it["source"] == "nvml").unwrap()["reason"].as_str().unwrap_or("").to_owned()
+}
+
 /// Has one function hang under a program of its own; gives the time of the slowest scrape.
 fn hang(function: &str, functions: &BTreeSet<String>, scraping: &Mutex<()>) -> Duration {
     let folder = Folder::new();
@@ -54,9 +89,7 @@ fn hang(function: &str, functions: &BTreeSet<String>, scraping: &Mutex<()>) -> D
     folder.unload_driver();
     let begun = Instant::now();
     loop {
-        let status = program.json("/api/v1/status");
-        let mut sources = status["sources"].as_array().unwrap().iter();
-        let reason = sources.find(|it| it["source"] == "nvml").unwrap()["reason"].as_str().unwrap_or("");
+        let reason = reason(&program);
         if reason.starts_with("stuck in ") && reason.contains(function) {
             break;
         }

@@ -25,6 +25,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::config;
+use crate::event::SourceName;
 use crate::source::{Outbox, Shutdown};
 use crate::telemetry::Telemetry;
 use shared::Shared;
@@ -101,7 +102,12 @@ impl Poke {
     }
 }
 
+/// Threads that were told to stop and are in a call that has not returned.
+pub struct Left(Threads);
+
 /// Starts the threads and watches them until the program stops, or this future is dropped.
+///
+/// `left` are threads of an earlier run: while one of them hangs no other call is made. Gives those that hang at the end.
 ///
 /// Sends [`Gpus`](crate::event::EventKind::Gpus) per cycle, [`Xid`](crate::event::EventKind::Xid) at once, and the
 /// health of [`Nvml`](crate::event::SourceName::Nvml).
@@ -113,9 +119,16 @@ pub async fn run(
     poke: Poke,
     outbox: Outbox,
     telemetry: Telemetry,
+    left: Option<Left>,
     mut shutdown: Shutdown,
-) -> std::io::Result<()> {
+) -> std::io::Result<Option<Left>> {
     let every = (settings.stuck_after / 10).clamp(FAREWELL_POLL, WATCH_EVERY);
+    if let Some(Left(threads)) = left {
+        tokio::select! {
+            () = threads.finish(every, &outbox) => {}
+            () = shutdown.wait() => return Ok(threads.left()),
+        }
+    }
     let shared = Arc::new(Shared::new(settings, poke, outbox, telemetry));
     let threads = Threads::start(&shared)?;
     let watch = async {
@@ -138,7 +151,7 @@ pub async fn run(
     while !threads.are_finished() && tokio::time::Instant::now() < deadline {
         tokio::time::sleep(FAREWELL_POLL).await;
     }
-    Ok(())
+    Ok(threads.left())
 }
 
 /// The two threads; told to stop when this is dropped, and never joined: they may hang.
@@ -160,6 +173,26 @@ impl Threads {
 
     fn are_finished(&self) -> bool {
         self.handles.iter().all(JoinHandle::is_finished)
+    }
+
+    /// Waits for the end of threads that were told to stop, and tells when they are stuck.
+    async fn finish(&self, every: Duration, outbox: &Outbox) {
+        let mut tick = tokio::time::interval(every);
+        let mut told = None;
+        while !self.are_finished() {
+            tick.tick().await;
+            let stuck = self.shared.stuck();
+            if stuck.is_some() && stuck != told {
+                if !outbox.health(SourceName::Nvml, None, stuck.clone().map_or(Ok(()), Err)).await {
+                    return;
+                }
+                told = stuck;
+            }
+        }
+    }
+
+    fn left(self) -> Option<Left> {
+        (!self.are_finished()).then(|| Left(self))
     }
 }
 

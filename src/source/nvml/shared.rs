@@ -137,10 +137,14 @@ impl Shared {
 
     /// A stuck call outweighs what the last cycle came to.
     fn health(&self) -> Option<Health> {
+        self.stuck().map(Err).or_else(|| locked(&self.result).clone())
+    }
+
+    /// The call that has run for longer than it may.
+    pub fn stuck(&self) -> Option<Arc<str>> {
         let now = self.outbox.clock.now().wall;
         let after = self.settings.stuck_after;
-        let stuck = self.poll_call.stuck(after, now).or_else(|| self.events_call.stuck(after, now));
-        stuck.map(Err).or_else(|| locked(&self.result).clone())
+        self.poll_call.stuck(after, now).or_else(|| self.events_call.stuck(after, now))
     }
 }
 
