@@ -276,3 +276,56 @@ async fn settings_that_cannot_be_honoured_are_refused_by_name() {
     fs::write(&path, "tls_server_config: {cert_file: server.pem, key_file: other.key}\n").unwrap();
     assert!(refusal(&path).await.contains("cannot be used"), "a key of another certificate");
 }
+
+/// `mps-exporter status` is let in with what it is given, and says what is missing.
+#[tokio::test]
+async fn status_is_asked_for_over_tls_with_a_password() {
+    let authority = Authority::new();
+    let hash = bcrypt::hash("correct horse", 4).unwrap();
+    let config = authority.config(&format!(
+        "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.pem\nbasic_auth_users: {{operator: {hash}}}\n"
+    ));
+    let mut node = nodes::node(1, 2);
+    node.incidents.clear();
+    let server = serve(node, Some(config)).await;
+    let password = authority.folder.path().join("password");
+    fs::write(&password, "correct horse\n").unwrap();
+    let wrong = authority.folder.path().join("wrong");
+    fs::write(&wrong, "battery\n").unwrap();
+    let (ca, password, wrong) = (authority.folder.path().join("ca.pem"), path(&password), path(&wrong));
+    let ca = path(&ca);
+    let url = format!("https://localhost:{}", server.address.port());
+    let status = async |arguments: &[&str]| {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_mps-exporter"));
+        let output = command.args(["status", "--url", &url]).args(arguments).output().await.unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    let identity = authority.sign("operator");
+    let (certificate, key) = (authority.folder.path().join("me.pem"), authority.folder.path().join("me.key"));
+    fs::write(&certificate, identity.certificate).unwrap();
+    fs::write(&key, identity.key).unwrap();
+    let trusting = ["--tls.ca-file", ca, "--user", "operator", "--password-file"];
+
+    let (code, text) = status(&[&trusting[..], &[password]].concat()).await;
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("2 clients on 1 fault domain"), "{text}");
+    let blind = ["--tls.insecure-skip-verify", "--user", "operator", "--password-file", password];
+    assert_eq!(status(&blind).await.0, Some(0));
+    let shown = ["--tls.cert-file", path(&certificate), "--tls.key-file", path(&key)];
+    assert_eq!(status(&[&trusting[..], &[password], &shown[..]].concat()).await.0, Some(0));
+
+    for (arguments, expected) in [
+        (vec!["--user", "operator", "--password-file", password], "--tls.ca-file says whom to trust"),
+        (vec!["--tls.ca-file", ca], "--user and --password-file give it"),
+        ([&trusting[..], &[wrong]].concat(), "the user or the password is wrong"),
+        ([&trusting[..], &["/nowhere"]].concat(), "the password in /nowhere: No such file"),
+    ] {
+        let (code, text) = status(&arguments).await;
+        assert!(code == Some(1) && text.contains(expected), "{arguments:?}: {text}");
+    }
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}

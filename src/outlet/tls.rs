@@ -1,4 +1,4 @@
-//! TLS towards Alertmanager.
+//! TLS towards a server: Alertmanager, or an exporter that `status` asks.
 
 use std::io;
 use std::path::{Path, PathBuf};

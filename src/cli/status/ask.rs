@@ -6,15 +6,22 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use bytes::Bytes;
+use clap::Args;
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
-use hyper::header::{HOST, USER_AGENT};
+use hyper::header::{AUTHORIZATION, HOST, HeaderValue, USER_AGENT};
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinSet;
+
+#[cfg(feature = "tls")]
+use crate::config::ClientTls;
+use crate::outlet::client::{basic, read_secret};
+#[cfg(feature = "tls")]
+use crate::outlet::tls::TlsFiles;
 
 /// How long a question may take, connection and all.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -30,16 +37,25 @@ const SILENCE: Duration = Duration::from_secs(40);
 /// Where an exporter listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// `http://host:port`, perhaps with a path that a proxy puts in front.
-    Http { host: String, port: u16, prefix: String },
+    /// `http://host:port` or `https://host:port`, perhaps with a path that a proxy puts in front.
+    Http { is_tls: bool, host: String, port: u16, prefix: String },
     /// `unix:/path`.
     Unix(PathBuf),
 }
 
 impl Address {
+    /// The value of `Host`.
+    fn authority(&self) -> String {
+        match self {
+            Address::Http { host, port, .. } if host.contains(':') => format!("[{host}]:{port}"),
+            Address::Http { host, port, .. } => format!("{host}:{port}"),
+            Address::Unix(_) => "localhost".to_owned(),
+        }
+    }
+
     /// Where `serve` listens by default.
     pub fn usual() -> Address {
-        Address::Http { host: "127.0.0.1".to_owned(), port: 10055, prefix: String::new() }
+        Address::Http { is_tls: false, host: "127.0.0.1".to_owned(), port: 10055, prefix: String::new() }
     }
 }
 
@@ -55,19 +71,24 @@ impl FromStr for Address {
                 Err("a Unix socket needs an absolute path, like unix:/run/mps-exporter.sock".to_owned())
             };
         }
-        let expected = "expected a URL like http://127.0.0.1:10055, or unix:/path";
-        if text.starts_with("https:") {
-            return Err(format!("TLS is not spoken here; {expected}"));
-        }
+        let expected = "expected a URL like http://127.0.0.1:10055 or https://gpu-1:10055, or unix:/path";
         let uri: Uri = text.parse().map_err(|_| expected)?;
-        let is_plain = uri.scheme_str() == Some("http") && uri.query().is_none();
-        let host = uri.host().filter(|host| !host.is_empty() && is_plain).ok_or(expected)?;
+        let is_tls = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(expected.to_owned()),
+        };
+        if is_tls && cfg!(not(feature = "tls")) {
+            return Err("this mps-exporter was built without TLS".to_owned());
+        }
+        let host = uri.host().filter(|host| !host.is_empty() && uri.query().is_none()).ok_or(expected)?;
         if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-            return Err(format!("a user in the URL is not supported; {expected}"));
+            return Err("a user in the URL is not supported: use --user and --password-file".to_owned());
         }
         Ok(Address::Http {
+            is_tls,
             host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port: uri.port_u16().unwrap_or(80),
+            port: uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 }),
             prefix: uri.path().trim_end_matches('/').to_owned(),
         })
     }
@@ -76,13 +97,62 @@ impl FromStr for Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Http { host, port, prefix } if host.contains(':') => {
-                write!(f, "http://[{host}]:{port}{prefix}")
+            Address::Http { is_tls, prefix, .. } => {
+                let scheme = if *is_tls { "https" } else { "http" };
+                write!(f, "{scheme}://{}{prefix}", self.authority())
             }
-            Address::Http { host, port, prefix } => write!(f, "http://{host}:{port}{prefix}"),
             Address::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
+}
+
+/// What it takes to be let in by an exporter with `--web.config.file`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Access {
+    /// Certificates to trust instead of the system's, for an exporter at https://.
+    #[arg(long = "tls.ca-file", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+
+    /// Trust whatever certificate the exporter shows.
+    #[arg(long = "tls.insecure-skip-verify", conflicts_with = "ca_file")]
+    pub insecure_skip_verify: bool,
+
+    /// Our certificate, for an exporter that asks for one.
+    #[arg(long = "tls.cert-file", value_name = "FILE", requires = "key_file")]
+    pub cert_file: Option<PathBuf>,
+
+    /// Its key.
+    #[arg(long = "tls.key-file", value_name = "FILE", requires = "cert_file")]
+    pub key_file: Option<PathBuf>,
+
+    /// The user that the exporter knows.
+    #[arg(long, value_name = "NAME", requires = "password_file")]
+    pub user: Option<String>,
+
+    /// The file that holds this user's password.
+    #[arg(long, value_name = "FILE", requires = "user")]
+    pub password_file: Option<PathBuf>,
+}
+
+impl Access {
+    fn authorization(&self) -> Result<Option<HeaderValue>, AskError> {
+        let Some((user, file)) = self.user.as_ref().zip(self.password_file.as_ref()) else { return Ok(None) };
+        let unusable = |error| AskError::Password { file: file.clone(), error };
+        let password = read_secret(file).map_err(unusable)?;
+        let value = HeaderValue::from_str(&basic(user, &password));
+        let mut value = value.map_err(|_| unusable(std::io::ErrorKind::InvalidData.into()))?;
+        value.set_sensitive(true);
+        Ok(Some(value))
+    }
+}
+
+/// An exporter, and how to get at it.
+#[derive(Debug, Clone)]
+pub struct Exporter {
+    /// Where it listens.
+    pub address: Address,
+    /// What it asks for.
+    pub access: Access,
 }
 
 /// Why there is no snapshot.
@@ -96,11 +166,27 @@ pub enum AskError {
         /// Why.
         error: std::io::Error,
     },
+    /// The password's file cannot be used.
+    #[error("the password in {}: {error}", file.display())]
+    Password {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The connection cannot be secured.
+    #[error("TLS with {address}: {error}{hint}", hint = tls_hint(error))]
+    Tls {
+        /// Where.
+        address: Address,
+        /// Why.
+        error: std::io::Error,
+    },
     /// Not within the deadline.
     #[error("{0} gave no answer within {deadline} s", deadline = DEADLINE.as_secs())]
     Timeout(Address),
     /// What answers is no exporter, or one that speaks TLS.
-    #[error("{address} does not answer as an exporter does ({error}); does it want TLS?")]
+    #[error("{address} does not answer as an exporter does ({error}); does it want https://?")]
     Http {
         /// Where.
         address: Address,
@@ -121,10 +207,27 @@ pub enum AskError {
     },
 }
 
+/// What to do about a certificate that is not trusted.
+#[cfg(feature = "tls")]
+fn tls_hint(error: &std::io::Error) -> &'static str {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    if matches!(inner, Some(rustls::Error::InvalidCertificate(_))) {
+        "; --tls.ca-file says whom to trust"
+    } else {
+        ""
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+fn tls_hint(_error: &std::io::Error) -> &'static str {
+    ""
+}
+
 /// The answer to `/api/v1/status`.
-pub async fn ask(address: &Address) -> Result<Bytes, AskError> {
+pub async fn ask(exporter: &Exporter) -> Result<Bytes, AskError> {
+    let address = &exporter.address;
     within_deadline(address, async {
-        let answer = get(address, STATUS).await?;
+        let answer = get(exporter, STATUS).await?;
         let body = Limited::new(answer.response.into_body(), MAX_ANSWER).collect().await;
         Ok(body.map_err(|error| AskError::Http { address: address.clone(), error })?.to_bytes())
     })
@@ -133,26 +236,26 @@ pub async fn ask(address: &Address) -> Result<Bytes, AskError> {
 
 /// What an exporter tells of itself, as it happens: `/api/v1/events`.
 pub struct News {
-    address: Address,
+    exporter: Exporter,
     answer: Answer,
     events: Events,
 }
 
 impl News {
     /// Begins to listen. The first event comes at once.
-    pub async fn listen(address: &Address) -> Result<News, AskError> {
-        let answer = within_deadline(address, get(address, EVENTS)).await?;
-        Ok(News { address: address.clone(), answer, events: Events::default() })
+    pub async fn listen(exporter: &Exporter) -> Result<News, AskError> {
+        let answer = within_deadline(&exporter.address, get(exporter, EVENTS)).await?;
+        Ok(News { exporter: exporter.clone(), answer, events: Events::default() })
     }
 
     /// Who tells.
-    pub fn address(&self) -> &Address {
-        &self.address
+    pub fn exporter(&self) -> &Exporter {
+        &self.exporter
     }
 
     /// Waits for an event, whichever: the picture is another. Cancelling it loses none.
     pub async fn next(&mut self) -> Result<(), AskError> {
-        let failed = |error| AskError::Http { address: self.address.clone(), error };
+        let failed = |error| AskError::Http { address: self.exporter.address.clone(), error };
         loop {
             let frame = tokio::time::timeout(SILENCE, self.answer.response.body_mut().frame()).await;
             let frame = frame.map_err(|_| failed("it fell silent".into()))?;
@@ -206,49 +309,84 @@ async fn within_deadline<T>(
     asked.unwrap_or_else(|_| Err(AskError::Timeout(address.clone())))
 }
 
-async fn get(address: &Address, path: &'static str) -> Result<Answer, AskError> {
+async fn get(exporter: &Exporter, path: &'static str) -> Result<Answer, AskError> {
+    let address = &exporter.address;
     let failed = |error| AskError::Connect { address: address.clone(), error };
     match address {
-        Address::Http { host, port, prefix } => {
+        Address::Http { is_tls, host, port, .. } => {
             let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
-            let authority =
-                if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-            get_on(address, stream, &authority, prefix, path).await
+            if *is_tls {
+                get_secured(exporter, stream, host, path).await
+            } else {
+                get_on(exporter, stream, path).await
+            }
         }
         Address::Unix(socket) => {
             let stream = UnixStream::connect(socket).await.map_err(failed)?;
-            get_on(address, stream, "localhost", "", path).await
+            get_on(exporter, stream, path).await
         }
     }
 }
 
-async fn get_on<S>(
-    address: &Address,
-    stream: S,
-    authority: &str,
-    prefix: &str,
+#[cfg(feature = "tls")]
+async fn get_secured(
+    exporter: &Exporter,
+    stream: TcpStream,
+    host: &str,
     path: &'static str,
-) -> Result<Answer, AskError>
+) -> Result<Answer, AskError> {
+    let Exporter { address, access } = exporter;
+    let files = ClientTls {
+        ca_file: access.ca_file.clone(),
+        cert_file: access.cert_file.clone(),
+        key_file: access.key_file.clone(),
+        insecure_skip_verify: access.insecure_skip_verify,
+        ..ClientTls::default()
+    };
+    let failed = |error| AskError::Tls { address: address.clone(), error };
+    let stream = TlsFiles::new(files, host).handshake(stream).await.map_err(failed)?;
+    get_on(exporter, stream, path).await
+}
+
+#[cfg(not(feature = "tls"))]
+async fn get_secured(
+    exporter: &Exporter,
+    stream: TcpStream,
+    _host: &str,
+    path: &'static str,
+) -> Result<Answer, AskError> {
+    // No address with TLS is accepted.
+    get_on(exporter, stream, path).await
+}
+
+async fn get_on<S>(exporter: &Exporter, stream: S, path: &'static str) -> Result<Answer, AskError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
+    let Exporter { address, access } = exporter;
     let failed = |error| AskError::Http { address: address.clone(), error };
+    let authorization = access.authorization()?;
+    let prefix = match address {
+        Address::Http { prefix, .. } => prefix,
+        Address::Unix(_) => "",
+    };
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(error.into()))?;
     let mut connections = JoinSet::new();
     connections.spawn(connection);
-    let request = Request::get(format!("{prefix}{path}"))
-        .header(HOST, authority)
-        .header(USER_AGENT, concat!("mps-exporter/", env!("CARGO_PKG_VERSION")))
-        .body(Empty::<Bytes>::new())
-        .map_err(|error| failed(error.into()))?;
+    let mut request = Request::get(format!("{prefix}{path}"))
+        .header(HOST, address.authority())
+        .header(USER_AGENT, concat!("mps-exporter/", env!("CARGO_PKG_VERSION")));
+    if let Some(value) = &authorization {
+        request = request.header(AUTHORIZATION, value);
+    }
+    let request = request.body(Empty::<Bytes>::new()).map_err(|error| failed(error.into()))?;
     let response = sender.send_request(request).await.map_err(|error| failed(error.into()))?;
     let status = response.status();
     if status != StatusCode::OK {
         let hint = match status {
-            StatusCode::UNAUTHORIZED => {
-                ": it wants a password, which `status` cannot give; --config.file makes it look for itself"
-            }
+            StatusCode::UNAUTHORIZED if authorization.is_some() => ": the user or the password is wrong",
+            StatusCode::UNAUTHORIZED => ": it wants a password; --user and --password-file give it",
             StatusCode::NOT_FOUND => ": is it an mps-exporter?",
             _ => "",
         };
@@ -277,14 +415,18 @@ mod tests {
 
     #[test]
     fn addresses_are_read_and_written() {
-        for text in ["http://127.0.0.1:10055", "http://[::1]:8080", "http://gpu-1:80/mps", "unix:/run/e.sock"]
-        {
+        for text in [
+            "http://127.0.0.1:10055",
+            "http://[::1]:8080",
+            "http://gpu-1:80/mps",
+            "https://gpu-1:10055",
+            "unix:/run/e.sock",
+        ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
         assert_eq!("http://gpu-1/".parse::<Address>().unwrap().to_string(), "http://gpu-1:80");
-        for text in
-            ["gpu-1:10055", "https://gpu-1:10055", "ftp://x", "http://", "http://u:p@h:1", "unix:run", ""]
-        {
+        assert_eq!("https://gpu-1".parse::<Address>().unwrap().to_string(), "https://gpu-1:443");
+        for text in ["gpu-1:10055", "ftp://x", "http://", "http://u:p@h:1", "http://h:1/?x", "unix:run", ""] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
     }

@@ -22,7 +22,7 @@ use super::serve::runtime;
 use super::text::{columns, print};
 use crate::config::Config;
 use crate::serve::look::Look;
-use ask::{Address, AskError, ask};
+use ask::{Access, Address, AskError, Exporter, ask};
 use picture::Picture;
 use screen::{Line, Style};
 
@@ -38,9 +38,13 @@ const PROSE: usize = 100;
 /// what was lost before.
 #[derive(Debug, Clone, Args)]
 pub struct Status {
-    /// The exporter to ask: http://host:port, or unix: and the path of a socket.
+    /// The exporter to ask: http://host:port, https://host:port, or unix: and the path of a socket.
     #[arg(long, value_name = "URL", conflicts_with = "config_file")]
     pub url: Option<Address>,
+
+    /// How to get at it.
+    #[command(flatten)]
+    pub access: Access,
 
     /// Ask nobody: take a look with this configuration file.
     #[arg(long = "config.file", value_name = "FILE")]
@@ -62,7 +66,7 @@ pub struct Status {
 /// Who looks at the node.
 enum Eye {
     /// A running exporter.
-    Exporter(Address),
+    Exporter(Exporter),
     /// This process.
     Own(Box<Look>),
 }
@@ -105,16 +109,18 @@ impl Status {
 
     /// Who is asked, and what a person should know about that.
     async fn open(&self) -> anyhow::Result<(Eye, Option<String>)> {
+        let exporter = |address| Exporter { address, access: self.access.clone() };
         if let Some(url) = &self.url {
-            return Ok((Eye::Exporter(url.clone()), None));
+            return Ok((Eye::Exporter(exporter(url.clone())), None));
         }
         let note = if self.config_file.is_none() {
-            let usual = Address::usual();
+            let usual = exporter(Address::usual());
             match ask(&usual).await {
                 Ok(_) => return Ok((Eye::Exporter(usual), None)),
                 Err(AskError::Connect { .. }) => {
                     format!(
-                        "No exporter runs at {usual}. This is one look: it does not know what was lost before."
+                        "No exporter runs at {}. This is one look: it does not know what was lost before.",
+                        usual.address
                     )
                 }
                 Err(error) => format!("{error}. This is one look: it does not know what was lost before."),
@@ -133,7 +139,7 @@ impl Eye {
     /// The snapshot as JSON.
     async fn look(&self) -> anyhow::Result<Bytes> {
         match self {
-            Eye::Exporter(address) => Ok(ask(address).await?),
+            Eye::Exporter(exporter) => Ok(ask(exporter).await?),
             Eye::Own(look) => {
                 let snapshot: Arc<_> = look.snapshot();
                 Ok(serde_json::to_vec(&*snapshot).context("the snapshot cannot be written as JSON")?.into())

@@ -8,7 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::ask::{Address, News};
+use super::ask::{Exporter, News};
 use super::screen::{Line, Style, text};
 use super::{Eye, has_color, lines};
 use crate::cli::text::{columns, print, rows};
@@ -93,19 +93,19 @@ enum Changes {
     /// An exporter's events.
     Events(News),
     /// Nothing: the exporter gives no events now, and is asked again and again.
-    Poll(Address),
+    Poll(Exporter),
 }
 
 impl Changes {
     async fn of(eye: &Eye) -> Changes {
         match eye {
             Eye::Own(look) => Changes::Own(look.generations()),
-            Eye::Exporter(address) => Changes::of_exporter(address).await,
+            Eye::Exporter(exporter) => Changes::of_exporter(exporter).await,
         }
     }
 
-    async fn of_exporter(address: &Address) -> Changes {
-        News::listen(address).await.map_or_else(|_| Changes::Poll(address.clone()), Changes::Events)
+    async fn of_exporter(exporter: &Exporter) -> Changes {
+        News::listen(exporter).await.map_or_else(|_| Changes::Poll(exporter.clone()), Changes::Events)
     }
 
     /// Waits until the picture may be another.
@@ -118,12 +118,12 @@ impl Changes {
             }
             Changes::Events(news) => {
                 if news.next().await.is_err() {
-                    *self = Changes::Poll(news.address().clone());
+                    *self = Changes::Poll(news.exporter().clone());
                 }
             }
-            Changes::Poll(address) => {
+            Changes::Poll(exporter) => {
                 sleep(POLL).await;
-                *self = Changes::of_exporter(address).await;
+                *self = Changes::of_exporter(exporter).await;
             }
         }
     }
