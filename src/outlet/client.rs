@@ -163,11 +163,21 @@ impl Client {
             .unwrap_or(Err(PostError::Timeout(self.timeout)))
     }
 
-    /// Whether it accepts a connection within `limit`. Nothing is sent.
+    /// Whether there is a password or token to show, and a connection within `limit`, secured where it has to be. Nothing
+    /// is posted.
     pub async fn reach(&self, limit: Duration) -> Result<(), PostError> {
-        let connected = tokio::time::timeout(limit, self.connect()).await;
-        let stream = connected.map_err(|_elapsed| PostError::Timeout(limit))?;
-        stream.map(|_open| ()).map_err(PostError::Connect)
+        let reached = async {
+            self.authorization()?;
+            let stream = self.connect().await.map_err(PostError::Connect)?;
+            #[cfg(feature = "tls")]
+            if let Some(tls) = &self.tls {
+                tls.handshake(stream).await.map_err(PostError::Tls)?;
+                return Ok(());
+            }
+            drop(stream);
+            Ok(())
+        };
+        tokio::time::timeout(limit, reached).await.unwrap_or(Err(PostError::Timeout(limit)))
     }
 
     async fn exchange(&self, body: Bytes) -> Result<(), PostError> {

@@ -68,6 +68,7 @@ impl Check {
         findings.extend(catalog);
         findings.push(setup::state_directory(&config, around));
         findings.extend(setup::alertmanagers(&config).await);
+        findings.extend(setup::commands(&config, std::env::var_os("PATH").as_deref()));
         let mut config = config;
         if !is_catalog_usable {
             config.incidents.xid_catalog = None;

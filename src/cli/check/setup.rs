@@ -1,6 +1,8 @@
 //! What the exporter needs beside its sources: files that it can read, a place to write, somebody to post to.
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
@@ -9,7 +11,7 @@ use super::finding::{Finding, State};
 use super::surroundings::Surroundings;
 use crate::config::{Alertmanager, Config};
 use crate::http::check_web_config;
-use crate::outlet::client::Client;
+use crate::outlet::client::{Client, PostError};
 use crate::xid::Catalogue;
 
 /// How long an Alertmanager may take to accept a connection.
@@ -103,6 +105,40 @@ pub fn state_directory(config: &Config, around: Surroundings) -> Finding {
     Finding::bad(WHAT, State::Blind, sees, missing, fix)
 }
 
+/// Whether the commands of `remediation` can be run. None is.
+pub fn commands(config: &Config, search: Option<&OsStr>) -> Vec<Finding> {
+    let remediation = &config.remediation;
+    let restart = remediation.restart.iter().map(|restart| ("restart".to_owned(), &restart.command));
+    let hooks =
+        remediation.hooks.iter().map(|(event, hook)| (format!("hooks.{}", event.label()), &hook.command));
+    restart.chain(hooks).map(|(key, command)| runnable(&key, command, search)).collect()
+}
+
+fn runnable(key: &str, command: &[String], search: Option<&OsStr>) -> Finding {
+    let what = format!("remediation.{key}");
+    let program = command.first().map(String::as_str).unwrap_or_default();
+    let places: Vec<PathBuf> = match search {
+        _ if program.contains('/') => vec![program.into()],
+        search => search.into_iter().flat_map(std::env::split_paths).map(|it| it.join(program)).collect(),
+    };
+    let may_run = |path: &Path| {
+        let is_allowed = accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS).map_err(std::io::Error::from);
+        is_allowed.and_then(|()| if path.is_dir() { Err(ErrorKind::IsADirectory.into()) } else { Ok(()) })
+    };
+    let mut problem = std::io::Error::from(ErrorKind::NotFound);
+    for path in &places {
+        match may_run(path) {
+            Ok(()) => return Finding::fine(&what, State::Ok, path.display().to_string()),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => problem = error,
+        }
+    }
+    let place = if program.contains('/') { "" } else { " on PATH" };
+    let sees = format!("`{program}` cannot be run{place}: {problem}");
+    let fix = vec![format!("install the program, chmod +x it, or mend remediation.{key}.command")];
+    Finding::bad(&what, State::Blind, sees, "nothing is done when its event comes", fix)
+}
+
 /// Whether each Alertmanager accepts a connection. Nothing is posted.
 pub async fn alertmanagers(config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -125,10 +161,17 @@ async fn alertmanager(config: &Alertmanager) -> Finding {
         Ok(()) => Finding::fine(WHAT, State::Ok, format!("{} accepts connections", client.name)),
         Err(error) => {
             let sees = format!("{}: {error}", client.name);
-            let fix = vec![format!(
-                "curl -sf {}/-/ready from here; open the way to it (network policy, firewall, name) or mend the URL",
-                client.name
-            )];
+            let fix = vec![match error {
+                PostError::Secret(..) => {
+                    "mend basic_auth or bearer_token_file, or let the exporter's user read the file"
+                        .to_owned()
+                }
+                PostError::Tls(_) => "mend alertmanagers[].tls: ca_file says whom to trust".to_owned(),
+                _ => format!(
+                    "curl -sf {}/-/ready from here; open the way to it (network policy, firewall, name) or mend the URL",
+                    client.name
+                ),
+            }];
             Finding::bad(
                 WHAT,
                 State::Blind,

@@ -159,6 +159,43 @@ async fn alertmanagers_are_reached_but_not_posted_to() {
     assert!(found[0].fix[0].contains(&format!("curl -sf {url}/-/ready")), "{found:?}");
 }
 
+#[tokio::test]
+async fn an_alertmanager_whose_password_cannot_be_read_is_not_reached() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let text = format!("alertmanagers: [{{url: \"{url}\", bearer_token_file: /nowhere/token}}]\n");
+    let found = setup::alertmanagers(&Config::parse(&text, "test").unwrap()).await;
+    assert_eq!(found[0].state, State::Blind);
+    assert!(found[0].sees.contains("/nowhere/token"), "{found:?}");
+    assert!(found[0].fix[0].contains("bearer_token_file"), "{found:?}");
+}
+
+#[test]
+fn commands_are_looked_for_and_not_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("restart-mps");
+    let text = format!(
+        "remediation:\n  restart: {{command: [restart-mps]}}\n  hooks:\n    recovered: {{command: [\"{}\"]}}\n",
+        program.display()
+    );
+    let config = Config::parse(&text, "test").unwrap();
+    let found = || setup::commands(&config, Some(folder.path().as_os_str()));
+    let states = || found().iter().map(|finding| finding.state).collect::<Vec<_>>();
+    assert_eq!(states(), [State::Blind, State::Blind]);
+    assert!(found()[0].sees.contains("`restart-mps` cannot be run on PATH: "), "{:?}", found());
+
+    std::fs::write(&program, "#!/bin/sh\ntouch ran\n").unwrap();
+    assert_eq!(states(), [State::Blind, State::Blind]);
+    assert!(found()[1].sees.contains("ermission denied"), "{:?}", found());
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    assert_eq!(states(), [State::Ok, State::Ok]);
+    assert_eq!(
+        (&*found()[0].what, &*found()[1].what),
+        ("remediation.restart", "remediation.hooks.recovered")
+    );
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "it was run");
+}
+
 #[test]
 fn the_state_directory_is_judged_without_being_made() {
     let folder = tempfile::tempdir().unwrap();
