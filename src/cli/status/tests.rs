@@ -58,10 +58,10 @@ daemon default  serving  pid 4000  version 550  /tmp/nvidia-mps
    └─ default/0 + default/1  coupled: they share clients  NVIDIA H200
       │ client fault or server exit takes 4 processes of 4 workloads, 4.0 GiB, 4 h of work
       │ loss of GPU 0 or loss of GPU 1 takes 2 processes of 2 workloads, 2.0 GiB, 2 h of work
-      ├─ pod research/train-0 (main)  train 10000  1.0 GiB  runs 1 h
+      ├─ pod research/train-0 (main)  train 10000  on default/0  1.0 GiB  runs 1 h
       ├─ pod research/train-1 (main)  train 10001  on default/0, default/1  1.0 GiB  runs 1 h
-      ├─ pod research/train-2 (main)  train 10002  1.0 GiB  runs 1 h
-      └─ pod research/train-3 (main)  train 10003  1.0 GiB  runs 1 h
+      ├─ pod research/train-2 (main)  train 10002  on default/1  1.0 GiB  runs 1 h
+      └─ pod research/train-3 (main)  train 10003  on default/1  1.0 GiB  runs 1 h
 gpu/2  without MPS: time slicing  a fault takes its own process only  NVIDIA H200
 
 All 8 sources work.

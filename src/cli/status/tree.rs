@@ -238,7 +238,7 @@ impl<'p> View<'p> {
             .collect();
         if !homeless.is_empty() {
             let line = Line::new(Style::Uncertain, "device not known yet");
-            below.push(Branch { line, notes: Vec::new(), below: self.workloads(&homeless) });
+            below.push(Branch { line, notes: Vec::new(), below: self.workloads(&homeless, false) });
         }
         Branch { line, notes, below }
     }
@@ -305,7 +305,7 @@ impl<'p> View<'p> {
                 notes.push(Line::new(Style::Uncertain, &text));
             }
         }
-        Branch { line, notes, below: self.workloads(&set.clients) }
+        Branch { line, notes, below: self.workloads(&set.clients, set.domains.len() > 1) }
     }
 
     /// What is wrong with the GPU of a domain.
@@ -318,7 +318,8 @@ impl<'p> View<'p> {
         Some((&domain.gpu, format!("asks for recovery: {}", action.replace('_', " "))))
     }
 
-    fn workloads(&self, clients: &[&'p Client]) -> Vec<Branch> {
+    /// `is_coupled`: they are on several devices, and each is shown with its own.
+    fn workloads(&self, clients: &[&'p Client], is_coupled: bool) -> Vec<Branch> {
         let mut groups: Vec<(String, Vec<&Client>)> = Vec::new();
         let mut index: BTreeMap<Result<(&str, &str), u32>, usize> = BTreeMap::new();
         for client in clients {
@@ -334,8 +335,11 @@ impl<'p> View<'p> {
         groups.sort_by_key(|(_, clients)| !clients.iter().any(|client| client.state == "lost"));
         let shown = if self.is_whole { groups.len() } else { WORKLOADS_SHOWN };
         let hidden: Vec<usize> = groups.iter().skip(shown).map(|(_, clients)| clients.len()).collect();
-        let mut branches: Vec<Branch> =
-            groups.iter().take(shown).map(|(name, clients)| self.workload(name, clients)).collect();
+        let mut branches: Vec<Branch> = groups
+            .iter()
+            .take(shown)
+            .map(|(name, clients)| self.workload(name, clients, is_coupled))
+            .collect();
         if !hidden.is_empty() {
             let text = format!(
                 "… {} with {} (--all shows them)",
@@ -347,10 +351,14 @@ impl<'p> View<'p> {
         branches
     }
 
-    fn workload(&self, name: &str, clients: &[&Client]) -> Branch {
+    fn workload(&self, name: &str, clients: &[&Client], is_coupled: bool) -> Branch {
         if let [client] = clients {
             let separator = if name.is_empty() { "" } else { "  " };
-            return Branch::leaf(self.client(Line::default().plain(name).plain(separator), client));
+            return Branch::leaf(self.client(
+                Line::default().plain(name).plain(separator),
+                client,
+                is_coupled,
+            ));
         }
         let memory: Option<u64> = clients.iter().map(|client| client.memory_bytes).sum();
         let memory = memory.map_or(String::new(), |memory| format!("  {}", bytes(memory)));
@@ -362,7 +370,7 @@ impl<'p> View<'p> {
         let mut below: Vec<Branch> = sorted
             .iter()
             .take(shown)
-            .map(|client| Branch::leaf(self.client(Line::default(), client)))
+            .map(|client| Branch::leaf(self.client(Line::default(), client, is_coupled)))
             .collect();
         if sorted.len() > shown {
             let text = format!("… {} more (--all shows them)", sorted.len() - shown);
@@ -371,9 +379,9 @@ impl<'p> View<'p> {
         Branch { line, notes: Vec::new(), below }
     }
 
-    fn client(&self, line: Line, client: &Client) -> Line {
+    fn client(&self, line: Line, client: &Client, is_coupled: bool) -> Line {
         let mut line = line.plain(&process(client.command.as_deref(), client.pid));
-        if client.domains.len() > 1 {
+        if is_coupled && !client.domains.is_empty() {
             line = line.plain(&format!("  on {}", client.domains.join(", ")));
         }
         if let Some(memory) = client.memory_bytes {
