@@ -218,8 +218,14 @@ impl Core {
         let Some(server) = daemon.servers.get_mut(&server_pid) else { return };
         let Some(client) = server.clients.get(&key).cloned() else { return };
         let devices = client.devices();
-        let coupled = server.coupled(&devices);
-        let clients_before = clients_on(server, &coupled);
+        // Whom it was with is asked of all clients of the server, so only where a loss may come of it.
+        let may_be_loss =
+            client.lost.is_none() && client.is_confirmed && self.freshness != Freshness::History;
+        let company = may_be_loss.then(|| {
+            let coupled = server.coupled(&devices);
+            let clients_before = clients_on(server, &coupled);
+            (coupled, clients_before)
+        });
         server.clients.remove(&key);
         server.last_departure = Some(at.mono);
         server.touched = at.mono;
@@ -241,9 +247,7 @@ impl Core {
             self.check_recovery(daemon, server_pid, at);
             return;
         }
-        if !self.is_news() || !client.is_confirmed {
-            return;
-        }
+        let Some((coupled, clients_before)) = company else { return };
         let departure = Departure {
             client,
             server: server_pid,

@@ -8,7 +8,7 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::Instant;
 
 use super::sources::Handles;
-use crate::engine::incident::IncidentChange;
+use crate::engine::incident::{Change, IncidentChange};
 use crate::engine::snapshot::Snapshot;
 use crate::engine::{Effect, Node, Settings};
 use crate::event::{Event, EventKind};
@@ -156,7 +156,11 @@ impl Owner {
     /// Publishes the state, then tells outlets and sources: who is told can then read it.
     fn act(&mut self) {
         let effects = self.node.take_effects();
-        let tells = |effect: &Effect| matches!(effect, Effect::Incident(_) | Effect::DaemonDown(..));
+        // That an incident has changed in detail it tells itself.
+        let tells = |effect: &Effect| match effect {
+            Effect::Incident(change) => change.change != Change::Updated,
+            effect => matches!(effect, Effect::DaemonDown(..)),
+        };
         if self.is_unpublished() && (Instant::now() >= self.next_picture || effects.iter().any(tells)) {
             self.publish();
         }
@@ -192,7 +196,6 @@ fn pause_after(begun: Instant, done: Instant) -> Instant {
 }
 
 fn log_incident(change: &IncidentChange) {
-    use crate::engine::incident::Change;
     let incident = &change.incident;
     let domains = incident.fault_domains.join(",");
     let culprit = incident.culprit.as_ref().map_or_else(
