@@ -12,6 +12,7 @@ fn main() -> ExitCode {
     }
     // Before any thread: NVML would show another set of devices with this variable set.
     sys::env::unset_mps_device_view();
+    sys::heap::share();
     let cli = Cli::parse();
     if cli.wants_log() {
         logging::start(cli.log);

@@ -4,6 +4,7 @@
 pub mod async_fd;
 pub mod code;
 pub mod env;
+pub mod heap;
 pub mod listen_fd;
 pub mod lock;
 pub mod namespace;
