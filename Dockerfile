@@ -2,6 +2,9 @@
 #
 #   docker build -t mps-exporter .
 #   docker build -t mps-exporter --build-arg BASE=debian:12-slim .       a base with a shell
+#   docker build -t mps-exporter --build-arg PROFILE=release .           quicker to build, and a larger binary
+#
+# By podman and buildah with --format docker, for the format that they prefer has no health check.
 #
 # It runs as nobody in particular: that serves the demo. To watch a node it needs what docs/deploy.md shows:
 #
@@ -15,8 +18,9 @@ ARG AUDITABLE=0.7.7
 RUN cargo install --locked --version "${AUDITABLE}" cargo-auditable
 WORKDIR /source
 COPY . .
-RUN cargo auditable build --locked --profile dist --bin mps-exporter \
- && install -D -m 0755 target/dist/mps-exporter /image/usr/bin/mps-exporter \
+ARG PROFILE=dist
+RUN cargo auditable build --locked --profile "${PROFILE}" --bin mps-exporter \
+ && install -D -m 0755 "target/${PROFILE}/mps-exporter" /image/usr/bin/mps-exporter \
  && install -D -m 0644 LICENSE /image/usr/share/doc/mps-exporter/LICENSE \
  && install -d -m 0750 -o 65532 -g 65532 /image/var/lib/mps-exporter
 
