@@ -1,10 +1,11 @@
+# shellcheck shell=bash
 # What the tests of images share: podman with everything it keeps in target/engine, and local stand-ins of base images, made
 # of Debian's packages. No image is pulled. Root on Debian 12; what is missing is installed. To be sourced at the start, for
 # the script runs itself again in mount and network namespaces of its own.
 #
-#   podman        works without the network of this machine: in one of its own, where nothing can be in its way
-#   build         `podman build` with the machine's network
-#   stand_in      an image by a Dockerfile on its standard input, unless it is there from the time before
+#   podman             runs what it runs in a network of its own, so that no port is taken and no firewall rule stays
+#   online COMMAND...  with the machine's network, for builds
+#   stand_in           an image by a Dockerfile on its standard input, unless it is there from the time before
 
 engine=$PWD/target/engine
 
@@ -59,12 +60,12 @@ export DISABLE_HC_SYSTEMD=true
 
 step() { echo "::: $*"; }
 fail() { echo "FAILED: $*" >&2; exit 1; }
-build() { nsenter --net="$ENGINE_OUTSIDE" podman build --quiet --network host --format docker "$@"; }
+online() { nsenter --net="$ENGINE_OUTSIDE" "$@"; }
 
 stand_in() { # IMAGE OPTION...
   local image=$1
   shift
-  podman image exists "$image" || build --tag "$image" "$@" --file - "$engine/empty" >/dev/null || fail "stand-in of $image"
+  podman image exists "$image" || online podman build --quiet --network host --tag "$image" "$@" --file - "$engine/empty" >/dev/null || fail "stand-in of $image"
 }
 
 # Debian 12, of which the other ones are made.
@@ -74,7 +75,7 @@ if ! podman image exists $debian; then
   step "stand-in of Debian by debootstrap"
   mirror=$(sed -n 's/^URIs: *//p' /etc/apt/sources.list.d/*.sources 2>/dev/null | head -1)
   rm -rf "$engine/debian"
-  nsenter --net="$ENGINE_OUTSIDE" debootstrap --variant=minbase bookworm "$engine/debian" "$mirror" >"$engine/debian.log" ||
+  online debootstrap --variant=minbase bookworm "$engine/debian" "$mirror" >"$engine/debian.log" ||
     { tail "$engine/debian.log" >&2; exit 1; }
   tar -C "$engine/debian" --exclude='./var/cache/apt/archives/*.deb' -c . | podman import --quiet - $debian >/dev/null
   rm -rf "$engine/debian"
@@ -118,12 +119,13 @@ WORKDIR /home/nonroot
 EOF
 }
 
-# The project's image, by its Dockerfile as it is. Crates that this machine has needn't be downloaded again.
-build_image() { # TAG OPTION...
-  local tag=$1 cache=${CARGO_HOME:-$HOME/.cargo}/registry crates=()
-  shift
+# Stand-ins of what the project's Dockerfile begins with.
+base=$(sed -n 's/^ARG BASE=//p' Dockerfile)
+stand_in_bases() {
   stand_in_rust "$(sed -n 's/^ARG RUST=//p' Dockerfile)"
-  stand_in_distroless "$(sed -n 's/^ARG BASE=//p' Dockerfile)"
-  [ ! -d "$cache" ] || crates=(--volume "$cache:/usr/local/cargo/registry:O")
-  build --tag "$tag" "${crates[@]}" --volume /etc/ssl/certs:/etc/ssl/certs:ro "$@" . >/dev/null
+  stand_in_distroless "$base"
 }
+# For its build: crates that this machine has needn't be downloaded again.
+build_options=(--network host --format docker)
+crates=${CARGO_HOME:-$HOME/.cargo}/registry
+[ ! -d "$crates" ] || build_options+=(--volume "$crates:/usr/local/cargo/registry:O")
