@@ -1,6 +1,8 @@
 """Prints every notification of Alertmanager, a line an alert."""
 import http.server
 import json
+import signal
+import sys
 import time
 
 
@@ -16,4 +18,6 @@ class Pager(http.server.BaseHTTPRequestHandler):
         pass
 
 
+# The first process of a container is not ended by a signal that it does not handle.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 http.server.ThreadingHTTPServer(("", 8080), Pager).serve_forever()
