@@ -19,7 +19,8 @@ RUN cargo install --locked --version "${AUDITABLE}" cargo-auditable
 WORKDIR /source
 COPY . .
 ARG PROFILE=dist
-RUN cargo auditable build --locked --profile "${PROFILE}" --bin mps-exporter \
+ARG REVISION=
+RUN MPS_EXPORTER_REVISION="${REVISION}" cargo auditable build --locked --profile "${PROFILE}" --bin mps-exporter \
  && install -D -m 0755 "target/${PROFILE}/mps-exporter" /image/usr/bin/mps-exporter \
  && install -D -m 0644 LICENSE /image/usr/share/doc/mps-exporter/LICENSE \
  && install -d -m 0750 -o 65532 -g 65532 /image/var/lib/mps-exporter
