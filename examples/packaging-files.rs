@@ -8,7 +8,8 @@ use mps_exporter::cli::Cli;
 
 fn main() -> std::io::Result<()> {
     let folder = PathBuf::from(std::env::args_os().nth(1).expect("usage: packaging-files FOLDER"));
-    let mut command = Cli::command();
+    // The command `help` has no page of its own.
+    let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     let man = folder.join("man");
     std::fs::create_dir_all(&man)?;
@@ -24,10 +25,12 @@ fn main() -> std::io::Result<()> {
 /// A page for the command, and one for each of its own: `mps-exporter-replay.1`.
 fn write_man_pages(command: &Command, name: &str, folder: &Path) -> std::io::Result<()> {
     let mut page = Vec::new();
-    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    clap_mangen::Man::new(command.clone())
+        .source(concat!("mps-exporter ", env!("CARGO_PKG_VERSION")))
+        .manual("mps-exporter")
+        .render(&mut page)?;
     std::fs::write(folder.join(format!("{name}.1")), page)?;
-    for below in command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help")
-    {
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
         write_man_pages(below, &format!("{name}-{}", below.get_name()), folder)?;
     }
     Ok(())
