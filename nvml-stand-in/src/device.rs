@@ -110,7 +110,7 @@ pub unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(device: Handle, pci: *mut PciIn
 fn fill(field: &mut [c_char], text: &str) {
     let room = field.len() - 1;
     for (place, byte) in field[..room].iter_mut().zip(text.bytes()) {
-        *place = byte.cast_signed();
+        *place = c_char::from_ne_bytes([byte]);
     }
 }
 
