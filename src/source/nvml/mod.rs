@@ -182,10 +182,8 @@ impl Threads {
         while !self.are_finished() {
             tick.tick().await;
             let stuck = self.shared.stuck();
-            if stuck.is_some() && stuck != told {
-                if !outbox.health(SourceName::Nvml, None, stuck.clone().map_or(Ok(()), Err)).await {
-                    return;
-                }
+            if let Some(reason) = stuck.clone().filter(|_| stuck != told) {
+                let _nobody_listens = outbox.health(SourceName::Nvml, None, Err(reason)).await;
                 told = stuck;
             }
         }
