@@ -452,10 +452,7 @@ pub enum LookError {
     /// Nobody listens, or we may not connect.
     #[error("refused ({0})")]
     Refused(Arc<str>),
-    /// The peer took the connection and ended it without an answer.
-    #[error("closed without an answer ({0})")]
-    Closed(Arc<str>),
-    /// The peer broke the protocol.
+    /// The peer broke the protocol or the connection.
     #[error("failed ({0})")]
     Failed(Arc<str>),
 }

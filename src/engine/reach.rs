@@ -1,7 +1,6 @@
 //! Who dies with whom: how far a fault on each device reaches, worked out once for a whole picture.
 //!
-//! Every client is counted once per scope and device, so that the cost grows with the clients and not with the clients
-//! times the domains: a picture is taken after every change.
+//! Every client is added up once, and the sums are merged per device: a picture is taken after every change.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

@@ -87,7 +87,14 @@ impl Owner {
             let due = self.until_deadline();
             tokio::select! {
                 biased;
-                () = shutdown.wait() => return,
+                () = shutdown.wait() => {
+                    // The cursors of the sources, which have ended, are beyond what they sent last.
+                    while let Ok(batch) = self.queue.try_recv() {
+                        self.apply_all(batch);
+                        self.act();
+                    }
+                    return;
+                }
                 batch = self.queue.recv() => match batch {
                     Some(batch) => self.apply_all(batch),
                     None => return,
@@ -153,10 +160,10 @@ impl Owner {
         self.next_picture = pause_after(begun, Instant::now());
     }
 
-    /// Publishes the state, then tells outlets and sources: who is told can then read it.
+    /// Publishes the state, then tells outlets and sources: who is told can then read it. Only the details of an incident
+    /// may be told before they are in a picture that costs much.
     fn act(&mut self) {
         let effects = self.node.take_effects();
-        // That an incident has changed in detail it tells itself.
         let tells = |effect: &Effect| match effect {
             Effect::Incident(change) => change.change != Change::Updated,
             effect => matches!(effect, Effect::DaemonDown(..)),
@@ -192,7 +199,9 @@ impl Owner {
 
 /// When the picture after one that was begun and done then may be taken.
 fn pause_after(begun: Instant, done: Instant) -> Instant {
-    done + done.duration_since(begun).saturating_sub(CHEAP_PICTURE) * PAUSE_FACTOR
+    let pause = done.duration_since(begun).saturating_sub(CHEAP_PICTURE).saturating_mul(PAUSE_FACTOR);
+    // The process itself may have been stopped in the middle of it.
+    done + pause.min(PICTURE_EVERY)
 }
 
 fn log_incident(change: &IncidentChange) {
@@ -241,5 +250,6 @@ mod tests {
         assert_eq!(after(250), Duration::ZERO);
         assert_eq!(after(1000), Duration::ZERO);
         assert_eq!(after(3500), Duration::from_millis(10));
+        assert_eq!(after(600_000_000), PICTURE_EVERY);
     }
 }

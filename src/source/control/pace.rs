@@ -29,7 +29,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// How a session failed, as far as the pace is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// The deadline passed, or the daemon hung up.
+    /// The deadline passed.
     Unanswered,
     /// Anything else.
     Refused,

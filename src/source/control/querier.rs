@@ -1,7 +1,6 @@
 //! Holds the sessions with one control daemon: one at a time, when asked and now and then.
 
 use std::ffi::OsString;
-use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +50,10 @@ impl Querier {
         loop {
             let state = *self.state.borrow_and_update();
             let is_dead = matches!(state, Some(LockState::Stale | LockState::Absent));
+            if is_dead {
+                // Whoever comes next is another, also where its process cannot be told from this one's.
+                holder = None;
+            }
             if is_dead && !self.tell_health(Err("no control daemon runs here".into())).await {
                 return;
             }
@@ -95,7 +98,7 @@ impl Querier {
                     is_requested = is_news && depth == Depth::State;
                     self.forget_silence();
                 }
-                Err(LookError::Timeout(_) | LookError::Closed(_)) => {
+                Err(LookError::Timeout(_)) => {
                     pace.failed(now, Failure::Unanswered);
                     self.unanswered.send_modify(|unanswered| *unanswered = unanswered.saturating_add(1));
                 }
@@ -172,9 +175,6 @@ impl From<SessionError> for LookError {
         match error {
             SessionError::Wire(WireError::Timeout { .. })
             | SessionError::Binary(BinaryError::Timeout { .. }) => LookError::Timeout(text),
-            SessionError::Wire(WireError::Broken { source, .. }) if is_end(source.kind()) => {
-                LookError::Closed(text)
-            }
             SessionError::Wire(WireError::Connect { .. })
             | SessionError::Binary(BinaryError::Failed { .. }) => LookError::Refused(text),
             SessionError::Wire(_) | SessionError::Binary(_) => LookError::Failed(text),
@@ -182,17 +182,12 @@ impl From<SessionError> for LookError {
     }
 }
 
-/// Whether it is the peer that ended the connection.
-fn is_end(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
-}
-
 fn label(result: &Result<Look, LookError>) -> QueryResult {
     match result {
         Ok(_) => QueryResult::Ok,
         Err(LookError::Timeout(_)) => QueryResult::Timeout,
         Err(LookError::Refused(_)) => QueryResult::Refused,
-        Err(LookError::Closed(_) | LookError::Failed(_)) => QueryResult::Error,
+        Err(LookError::Failed(_)) => QueryResult::Error,
     }
 }
 
