@@ -43,12 +43,12 @@ pub struct Replay {
     #[arg(long, value_name = "ZONE")]
     time_zone: Option<String>,
 
-    /// When that machine booted (RFC 3339), for kernel logs that count from there.
+    /// When that machine booted, for kernel logs that count from there: what `date -Is -d "$(uptime -s)"` says on it.
     #[arg(long, value_name = "TIME")]
     boot_time: Option<Timestamp>,
 
     /// A configuration file, for `incidents` (window, thresholds, Xid catalogue).
-    #[arg(long = "config", value_name = "FILE")]
+    #[arg(long = "config.file", alias = "config", value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
@@ -67,7 +67,7 @@ impl Replay {
     /// Prints the report to standard output.
     ///
     /// # Errors
-    /// When a file cannot be read, or nothing is known of what it holds.
+    /// When no file can be read or nothing is known of what they hold; after the report, when that is so of some.
     pub fn run(&self) -> anyhow::Result<()> {
         let zone = match &self.time_zone {
             Some(name) => TimeZone::get(name).with_context(|| format!("unknown time zone {name:?}"))?,
@@ -77,7 +77,7 @@ impl Replay {
             Some(path) => Config::load(path)?.incidents,
             None => Incidents::default(),
         };
-        let logs = logs(&self.paths)?;
+        let (logs, mut left_out) = logs(&self.paths)?;
         let total: u64 = logs.iter().flat_map(|log| &log.parts).map(|part| part.size).sum();
         let mut recording = Recording::new(zone, self.boot_time, Timestamp::now());
         let progress = Rc::new(Progress::new(total));
@@ -87,7 +87,6 @@ impl Replay {
         }
         let outcome = recording.run(settings(&incidents)?);
         progress.end();
-        let outcome = outcome.context("cannot read on")?;
         let text = match self.format {
             Format::Text => report::text(&outcome, super::text::width()),
             Format::Markdown => report::markdown(&outcome),
@@ -98,7 +97,12 @@ impl Replay {
                 text
             }
         };
-        super::text::print(&text)
+        super::text::print(&text)?;
+        left_out.extend(outcome.broken_off.iter().map(|(log, error)| format!("{log} breaks off: {error}")));
+        if !left_out.is_empty() {
+            bail!("this report is not complete: {}", left_out.join("; "));
+        }
+        Ok(())
     }
 }
 
@@ -132,9 +136,10 @@ struct Part {
     size: u64,
 }
 
-/// Finds logs among the paths and puts rotated parts together.
-fn logs(paths: &[PathBuf]) -> anyhow::Result<Vec<Log>> {
+/// Finds logs among the paths and puts rotated parts together. Beside them it says what had to be left out, and why.
+fn logs(paths: &[PathBuf]) -> anyhow::Result<(Vec<Log>, Vec<String>)> {
     let mut files = Vec::new();
+    let mut left_out = Vec::new();
     for path in paths {
         let metadata = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
         if metadata.is_dir() {
@@ -142,18 +147,19 @@ fn logs(paths: &[PathBuf]) -> anyhow::Result<Vec<Log>> {
                 std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
             for entry in entries {
                 let entry = entry.with_context(|| format!("cannot read {}", path.display()))?.path();
-                if entry.is_file()
-                    && beginning(&entry).is_ok_and(|begins| detect(&name(&entry), &begins).is_some())
-                {
-                    files.push(entry);
+                if !entry.is_file() {
+                    continue;
+                }
+                match beginning(&entry) {
+                    Ok(begins) if detect(&name(&entry), &begins).is_some() => files.push(entry),
+                    // Something else that lies there.
+                    Ok(_) => {}
+                    Err(error) => left_out.push(format!("{error:#}")),
                 }
             }
         } else {
             files.push(path.clone());
         }
-    }
-    if files.is_empty() {
-        bail!("no log of an MPS daemon and no kernel log in {}", paths[0].display());
     }
     let mut groups: BTreeMap<PathBuf, Vec<(Age, PathBuf)>> = BTreeMap::new();
     for file in files {
@@ -167,14 +173,27 @@ fn logs(paths: &[PathBuf]) -> anyhow::Result<Vec<Log>> {
     for (base, mut parts) in groups.clone() {
         parts.sort();
         parts.dedup();
-        let begins =
-            parts.iter().map(|(_, part)| beginning(part)).collect::<anyhow::Result<Vec<_>>>()?.concat();
+        let mut begins = Vec::new();
+        parts.retain(|(_, part)| match beginning(part) {
+            Ok(bytes) => {
+                begins.extend(bytes);
+                true
+            }
+            Err(error) => {
+                left_out.push(format!("{error:#}"));
+                false
+            }
+        });
+        if parts.is_empty() {
+            continue;
+        }
         let Some(kind) = detect(&name(&base), &begins) else {
-            bail!(
+            left_out.push(format!(
                 "{}: neither a log of an MPS daemon nor a kernel log (no line of a known shape in its first {} KiB)",
                 base.display(),
                 SNIFFED / 1024
-            );
+            ));
+            continue;
         };
         let directory =
             base.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
@@ -185,7 +204,13 @@ fn logs(paths: &[PathBuf]) -> anyhow::Result<Vec<Log>> {
         });
         logs.push(Log { label: base.display().to_string(), daemon, kind, parts: parts.collect() });
     }
-    Ok(logs)
+    if logs.is_empty() {
+        if left_out.is_empty() {
+            bail!("no log of an MPS daemon and no kernel log in {}", paths[0].display());
+        }
+        bail!("{}", left_out.join("; "));
+    }
+    Ok((logs, left_out))
 }
 
 /// How old a part is; the oldest sorts first.
@@ -226,12 +251,13 @@ fn name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
+/// What a file begins with, as far as it can be read.
 fn beginning(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open(path, None)?
-        .take(SNIFFED as u64)
-        .read_to_end(&mut bytes)
-        .with_context(|| format!("cannot read {}", path.display()))?;
+    let read = open(path, None)?.take(SNIFFED as u64).read_to_end(&mut bytes);
+    if bytes.is_empty() {
+        read.with_context(|| format!("cannot read {}", path.display()))?;
+    }
     Ok(bytes)
 }
 

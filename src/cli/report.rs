@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 
-use super::text::wrap_into;
+use super::text::{harmless_lines, wrap_into};
 use crate::engine::incident::{Cause, CulpritEvidence, Incident, VictimEvidence};
 use crate::identity::Workload;
 use crate::replay::Outcome;
@@ -15,7 +15,7 @@ const SHOWN: usize = 12;
 /// Plain text, `width` columns wide.
 pub fn text(outcome: &Outcome, width: usize) -> String {
     let mut out = String::new();
-    summary(&mut out, outcome);
+    summary(&mut out, outcome, str::to_owned);
     for incident in &outcome.incidents {
         out.push('\n');
         let _infallible = writeln!(out, "{}  {}", incident.id, title(incident));
@@ -36,13 +36,13 @@ pub fn text(outcome: &Outcome, width: usize) -> String {
             wrap_into(&mut out, &format!("{}  {}", stamp(line.at), line.text), 16, width);
         }
     }
-    out
+    harmless_lines(&out)
 }
 
 /// Markdown: what a post-mortem starts from.
 pub fn markdown(outcome: &Outcome) -> String {
     let mut out = String::from("# MPS incidents\n\n");
-    summary(&mut out, outcome);
+    summary(&mut out, outcome, cell);
     for incident in &outcome.incidents {
         let _infallible = write!(
             out,
@@ -76,10 +76,11 @@ pub fn markdown(outcome: &Outcome) -> String {
             }
         }
     }
-    out
+    harmless_lines(&out)
 }
 
-fn summary(out: &mut String, outcome: &Outcome) {
+/// `escaped` makes plain text of a file's name.
+fn summary(out: &mut String, outcome: &Outcome, escaped: fn(&str) -> String) {
     let incidents = outcome.incidents.len();
     let mass = outcome.incidents.iter().filter(|incident| incident.mass_client_loss).count();
     let span = outcome
@@ -89,8 +90,11 @@ fn summary(out: &mut String, outcome: &Outcome) {
     let noun = if incidents == 1 { "incident" } else { "incidents" };
     let _infallible = writeln!(out, "{incidents} {noun}, mass client loss in {mass}{span}.");
     for (label, counts) in &outcome.counts {
-        let _infallible =
-            writeln!(out, "{label}: {} lines known, {} unknown.", counts.recognized, counts.unrecognized);
+        let (label, known, unknown) = (escaped(label), counts.recognized, counts.unrecognized);
+        let _infallible = writeln!(out, "{label}: {known} lines known, {unknown} unknown.");
+    }
+    for (label, error) in &outcome.broken_off {
+        let _infallible = writeln!(out, "{} breaks off before its end: {error}.", escaped(label));
     }
     if outcome.undated > 0 {
         let _infallible = writeln!(
@@ -193,7 +197,29 @@ fn stamp(at: Timestamp) -> String {
     format!("{at:.3}")
 }
 
-/// A cell of a Markdown table: log lines may hold anything.
+/// A cell of a Markdown table: log lines may hold anything, and it is to be read as it is.
 fn cell(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('|', "\\|").replace('<', "&lt;").replace(['\n', '\r'], " ")
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '<' => out.push_str("&lt;"),
+            '&' => out.push_str("&amp;"),
+            '\n' | '\r' => out.push(' '),
+            '\\' | '|' | '`' | '*' | '[' => out.extend(['\\', character]),
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_is_read_as_it_is() {
+        let text = "a|b<img> &lt; [x](http://evil) `c` **d** e_f\\\n";
+        let expected = "a\\|b&lt;img> &amp;lt; \\[x](http://evil) \\`c\\` \\*\\*d\\*\\* e_f\\\\ ";
+        assert_eq!(cell(text), expected);
+    }
 }

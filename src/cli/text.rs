@@ -16,6 +16,22 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// A character of other people's text (log lines, names of processes and files) as a terminal may be sent it: nothing
+/// that commands it, nor what turns the direction of writing.
+pub fn harmless(character: char) -> char {
+    match character {
+        '\t' => ' ',
+        '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => char::REPLACEMENT_CHARACTER,
+        control if control.is_control() => char::REPLACEMENT_CHARACTER,
+        other => other,
+    }
+}
+
+/// A text of several lines, with [`harmless`] characters.
+pub fn harmless_lines(text: &str) -> String {
+    text.chars().map(|it| if it == '\n' { it } else { harmless(it) }).collect()
+}
+
 /// Columns of the terminal; `None` where standard output is none.
 pub fn columns() -> Option<usize> {
     terminal().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
@@ -59,6 +75,12 @@ pub fn wrap_into(out: &mut String, text: &str, indent: usize, width: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_commands_the_terminal() {
+        let text = "a\tb\x1b[31m\u{9b}1m\u{202e}\r\nc";
+        assert_eq!(harmless_lines(text), "a b\u{fffd}[31m\u{fffd}1m\u{fffd}\u{fffd}\nc");
+    }
 
     #[test]
     fn lines_fit_and_no_word_is_lost() {

@@ -49,6 +49,8 @@ pub struct Outcome {
     pub span: Option<(Timestamp, Timestamp)>,
     /// Events without a time that could be told; they are not in the incidents.
     pub undated: u64,
+    /// Streams of which a part could not be read to its end, and why.
+    pub broken_off: Vec<(String, std::io::Error)>,
 }
 
 impl Recording {
@@ -72,15 +74,10 @@ impl Recording {
     }
 
     /// Runs the model over it.
-    ///
-    /// # Errors
-    /// When a part cannot be read to its end.
-    pub fn run(mut self, mut settings: Settings) -> std::io::Result<Outcome> {
+    pub fn run(mut self, mut settings: Settings) -> Outcome {
         settings.incidents_kept = usize::MAX;
-        let mut next: Vec<Option<(Timestamp, EventKind)>> = Vec::new();
-        for stream in &mut self.streams {
-            next.push(stream.next()?);
-        }
+        let mut next: Vec<Option<(Timestamp, EventKind)>> =
+            self.streams.iter_mut().map(Stream::next).collect();
         let first = next.iter().flatten().map(|(at, _)| *at).min();
         let start = Moment::recorded(first.unwrap_or(self.reference));
         let mut node = Node::new(settings, start);
@@ -88,7 +85,7 @@ impl Recording {
         let mut last = first;
         while let Some(chosen) = earliest(&next, &self.streams) {
             let stream = &mut self.streams[chosen];
-            let Some((at, kind)) = std::mem::replace(&mut next[chosen], stream.next()?) else { continue };
+            let Some((at, kind)) = std::mem::replace(&mut next[chosen], stream.next()) else { continue };
             last = last.max(Some(at));
             node.apply(&live(Moment::recorded(at), kind));
             // Nobody listens to what the model asks.
@@ -99,12 +96,19 @@ impl Recording {
         }
         let mut incidents = node.snapshot().incidents;
         incidents.reverse();
-        Ok(Outcome {
+        Outcome {
             incidents,
             counts: self.streams.iter().map(|stream| (stream.label.clone(), stream.counts())).collect(),
             span: first.zip(last),
             undated: self.streams.iter().map(|stream| stream.undated).sum(),
-        })
+            broken_off: self
+                .streams
+                .into_iter()
+                .flat_map(|stream| {
+                    stream.broken_off.into_iter().map(move |error| (stream.label.clone(), error))
+                })
+                .collect(),
+        }
     }
 
     /// Tells the model which daemons there are and which sources tell of them.

@@ -60,6 +60,8 @@ pub(super) struct Stream {
     pub kind: Kind,
     /// Events whose time no line told.
     pub undated: u64,
+    /// Why parts could not be read to their end.
+    pub broken_off: Vec<io::Error>,
     parts: VecDeque<Box<dyn BufRead>>,
     mps: LineReader,
     clock: StampClock,
@@ -92,6 +94,7 @@ impl Stream {
             daemon,
             kind,
             undated: 0,
+            broken_off: Vec::new(),
             parts: parts.into(),
             mps: LineReader::new(file),
             clock: StampClock::new(zone.clone()),
@@ -111,13 +114,13 @@ impl Stream {
     }
 
     /// The next event and when it happened.
-    pub fn next(&mut self) -> io::Result<Option<(Timestamp, EventKind)>> {
+    pub fn next(&mut self) -> Option<(Timestamp, EventKind)> {
         loop {
             if let Some(event) = self.ready.pop_front() {
-                return Ok(Some(event));
+                return Some(event);
             }
-            if !self.read_line()? {
-                return Ok(None);
+            if !self.read_line() {
+                return None;
             }
             let line = std::mem::take(&mut self.line);
             match self.kind {
@@ -164,21 +167,25 @@ impl Stream {
     }
 
     /// Reads the next line with its line feed into `self.line`; `false` at the end of the last part. A line that is
-    /// too long is cut: the rest of it comes as lines that no grammar knows.
-    fn read_line(&mut self) -> io::Result<bool> {
+    /// too long is cut: the rest of it comes as lines that no grammar knows. A part that breaks off (the disk, half an
+    /// archive) is worth what was read of it.
+    fn read_line(&mut self) -> bool {
         self.line.clear();
         while let Some(part) = self.parts.front_mut() {
             let limit = u64::try_from(LINE_LIMIT).unwrap_or(u64::MAX) + 1;
-            let read = io::Read::take(&mut *part, limit).read_until(b'\n', &mut self.line)?;
-            if read == 0 {
+            let error = io::Read::take(&mut *part, limit).read_until(b'\n', &mut self.line).err();
+            if error.is_some() || self.line.is_empty() {
                 self.parts.pop_front();
+            }
+            self.broken_off.extend(error);
+            if self.line.is_empty() {
                 continue;
             }
             if self.line.last() != Some(&b'\n') {
                 self.line.push(b'\n');
             }
-            return Ok(true);
+            return true;
         }
-        Ok(false)
+        false
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::cli::text::wrap_into;
+use crate::cli::text::{harmless_lines, wrap_into};
 
 /// Width of the column of states, of that of names.
 const STATE: usize = 8;
@@ -137,7 +137,7 @@ impl Report {
         };
         let _infallible = writeln!(out, "\n{verdict}");
         // Paths and names are other people's.
-        out.chars().map(|it| if it.is_control() && it != '\n' { '\u{fffd}' } else { it }).collect()
+        harmless_lines(&out)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::cli::text::harmless;
+
 /// How a piece of text stands out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
@@ -39,7 +41,7 @@ impl Line {
     /// The line with more text. Names of processes and paths are other people's: no control character passes.
     #[must_use]
     pub fn and(mut self, style: Style, text: &str) -> Line {
-        self.0.push((style, clean(text)));
+        self.0.push((style, text.chars().map(harmless).collect()));
         self
     }
 
@@ -88,13 +90,6 @@ impl Line {
 /// Lines as one text.
 pub fn text(lines: &[Line], width: usize, has_color: bool) -> String {
     lines.iter().map(|line| line.render(width, has_color) + "\n").collect()
-}
-
-/// Without control characters and those that turn the direction of writing.
-fn clean(text: &str) -> String {
-    let is_harmful =
-        |it: char| it.is_control() || matches!(it, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    text.chars().map(|it| if is_harmful(it) { '\u{fffd}' } else { it }).collect()
 }
 
 #[cfg(test)]
