@@ -146,7 +146,9 @@ impl Pen<'_> {
                 html.raw("</meter> ").text(contexts).raw("/").text(limit).raw(" contexts");
             }
         }
-        if let Some(radius) = radius_of(domain, Scope::Gpu)
+        // What is lost and has not exited still lies on the GPU: the radius, what a fault would kill, leaves it out.
+        if domain.recovery_blocking == 0
+            && let Some(radius) = radius_of(domain, Scope::Gpu)
             && let Some(clients) = radius.clients
         {
             html.raw(if domain.daemon.is_some() { " \u{b7} " } else { "" });
