@@ -449,7 +449,7 @@ pub enum LookError {
     /// The deadline passed; no hello or no answer.
     #[error("no answer within the deadline ({0})")]
     Timeout(Arc<str>),
-    /// Nobody listens, or we may not connect.
+    /// Nobody listens, we may not connect, or the daemon turns us away.
     #[error("refused ({0})")]
     Refused(Arc<str>),
     /// The peer broke the protocol or the connection.

@@ -241,6 +241,37 @@ async fn a_killed_daemon_is_stale_and_a_restarted_one_is_looked_at_again() {
 }
 
 #[tokio::test]
+async fn a_daemon_that_has_just_started_is_left_to_those_who_set_it_up() {
+    for version in versions() {
+        let bed = Bed::start(&version);
+        let mut watched = Watched::new(&bed, &Control::default());
+        watched.liveness(is_held).await;
+        watched.look.look_now();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(bed.sessions(), 0, "{version}");
+        watched.looked().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_session_beside_another_is_turned_away_and_comes_again() {
+    for version in versions() {
+        let mut bed = Bed::start(&version);
+        let mut other = bed.open_session();
+        let mut watched = Watched::new(&bed, &Control::default());
+        let error = watched.looked().await.unwrap_err();
+        assert!(matches!(&error, LookError::Refused(_)), "{version}: {error}");
+        assert!(error.to_string().contains("another user interface is open"), "{version}: {error}");
+        drop(other.stdin.take());
+        other.wait().unwrap();
+        watched.looked().await.unwrap();
+        // Clients are served beside a session.
+        let _open = bed.open_session();
+        bed.client(0).connected();
+    }
+}
+
+#[tokio::test]
 async fn a_hung_server_makes_the_daemon_wedged_and_is_never_asked_twice() {
     for version in versions() {
         let bed = Bed::start(&version);

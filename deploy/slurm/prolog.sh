@@ -11,6 +11,9 @@ export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 [ -n "${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-}${SLURM_SHARDS_ON_NODE:-}" ] || exit 0
 gpus=${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES:-}}
 
+# Whether a daemon lives: it holds this lock. One that is asked may turn us away, as it does beside somebody else's session.
+has_daemon() { lslocks --notruncate --noheadings --output PATH | grep -qxF "$CUDA_MPS_PIPE_DIRECTORY/control_lock"; }
+
 # An exporter that is down must not stop jobs: without an answer go on.
 metrics=$(curl --silent --fail --max-time 2 http://127.0.0.1:10055/metrics) || metrics=
 
@@ -24,7 +27,7 @@ for gpu in ${gpus//,/ }; do
   # One daemon for each GPU, and not two when two jobs start at once.
   exec 9>"/run/lock/nvidia-mps_$gpu"
   flock -w 20 9 || exit 1
-  if ! echo get_server_list | timeout 5 nvidia-cuda-mps-control >/dev/null 2>&1; then
+  if ! has_daemon; then
     # What a daemon that was killed left behind would be in the way.
     rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
     mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"

@@ -19,8 +19,9 @@ use super::binary::{self, BinaryError};
 use super::pace::{Failure, Pace};
 use super::wire::{self, WireError};
 
-/// How long a daemon that has just taken its lock is given to open its sockets.
-const SETTLE: Duration = Duration::from_millis(100);
+/// How long a daemon is left alone after its start. Who starts one sets it up right afterwards, each setting by a run of
+/// NVIDIA's program, and a run that meets our session is lost (see [`wire`]). By then its sockets are open, too.
+const SETTLE: Duration = Duration::from_secs(2);
 
 /// Asks the sessions of one daemon.
 pub(super) struct Querier {
@@ -62,7 +63,7 @@ impl Querier {
             if is_another {
                 holder = state;
                 self.forget_silence();
-                pace.restart(Instant::now() + SETTLE);
+                pace.restart(Instant::now() + self.settles_in(state));
             }
             let next = pace.next(Instant::now(), is_requested);
             tokio::select! {
@@ -109,6 +110,14 @@ impl Querier {
             if !self.outbox.tell(event).await || !self.tell_health(health).await {
                 return;
             }
+        }
+    }
+
+    /// How much of [`SETTLE`] is left: all of it for a daemon of which it is not known when it started.
+    fn settles_in(&self, state: Option<LockState>) -> Duration {
+        match state {
+            Some(LockState::Held(process)) => SETTLE.saturating_sub(self.proc.age(process.start)),
+            _ => SETTLE,
         }
     }
 
@@ -175,7 +184,7 @@ impl From<SessionError> for LookError {
         match error {
             SessionError::Wire(WireError::Timeout { .. })
             | SessionError::Binary(BinaryError::Timeout { .. }) => LookError::Timeout(text),
-            SessionError::Wire(WireError::Connect { .. })
+            SessionError::Wire(WireError::Connect { .. } | WireError::TurnedAway { .. })
             | SessionError::Binary(BinaryError::Failed { .. }) => LookError::Refused(text),
             SessionError::Wire(_) | SessionError::Binary(_) => LookError::Failed(text),
         }

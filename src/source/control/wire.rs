@@ -2,8 +2,12 @@
 //!
 //! A session over `AF_UNIX` `SOCK_SEQPACKET`, little endian (read off 535, 550 and 555, which are alike): the daemon
 //! sends `OUTBHELL`, we answer `OUTBCRED` with our credentials attached and the connection type, then per command its
-//! length and its text. The daemon serves one session at a time, and every other caller waits, new CUDA clients
-//! included: so a session has one deadline for all of it and closes whatever happens.
+//! length and its text.
+//!
+//! What a session costs others (seen at the same three): the daemon turns a second user interface away while one is open.
+//! NVIDIA's own program then ends with status 1, or with 0 and without having done anything. CUDA clients are served
+//! meanwhile, but while the daemon waits for a server's answer to a forwarded question, every caller waits with it. So a
+//! session is as short as can be, has one deadline for all of it and closes whatever happens.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -58,6 +62,12 @@ pub enum WireError {
         /// Its first bytes.
         began: String,
     },
+    /// The daemon took the connection and closed it again without an answer.
+    #[error("{} turned us away: another user interface is open, or the daemon is ending", path.display())]
+    TurnedAway {
+        /// The socket.
+        path: PathBuf,
+    },
     /// The peer closed or broke the connection.
     #[error("{} closed the connection before {awaited}: {source}", path.display())]
     Broken {
@@ -101,12 +111,23 @@ async fn session(path: &Path, depth: Depth, progress: &mut Progress) -> Result<L
     peer.introduce().await.map_err(|source| broken("the introduction", source))?;
 
     let (mut conversation, mut questions) = Conversation::new(depth);
+    let mut is_let_in = false;
+    let ended = |is_let_in: bool, awaited: &str, source: io::Error| {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        let is_hang_up = matches!(source.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
+        if is_hang_up && !is_let_in {
+            return WireError::TurnedAway { path: path.into() };
+        }
+        broken(awaited, source)
+    };
     loop {
         for question in questions.drain(..) {
-            peer.ask(question).await.map_err(|source| broken(&question.to_string(), source))?;
+            let asked = peer.ask(question).await;
+            asked.map_err(|source| ended(is_let_in, &question.to_string(), source))?;
         }
         progress.awaited = format!("answer to `{}`", conversation.awaited());
-        let packet = peer.receive().await.map_err(|source| broken(&progress.awaited, source))?;
+        let packet = peer.receive().await.map_err(|source| ended(is_let_in, &progress.awaited, source))?;
+        is_let_in = true;
         match packet.split_first_chunk::<4>().map(|(kind, text)| (u32::from_le_bytes(*kind), text)) {
             Some((KIND_LINE, text)) => {
                 for line in String::from_utf8_lossy(text).split(['\n', '\0']) {

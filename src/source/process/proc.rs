@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::identity::ProcessId;
 
@@ -263,6 +264,13 @@ impl ProcRoot {
         let rest = Duration::from_nanos(1_000_000_000 / self.ticks_per_second)
             * u32::try_from(start % self.ticks_per_second).ok()?;
         boot.checked_add(seconds + rest).ok()
+    }
+
+    /// How long ago a process with this start time started. Setting the wall clock changes nothing.
+    pub fn age(&self, start: u64) -> Duration {
+        let now = clock_gettime(ClockId::Boottime);
+        let now = Duration::try_from(now).unwrap_or_default();
+        now.saturating_sub(Duration::from_secs_f64(start as f64 / self.ticks_per_second as f64))
     }
 
     /// What a process on a GPU is, for lists that give nothing but a pid. `None` when it is not there.

@@ -186,12 +186,28 @@ impl Bed {
         wait_for("the daemon's end", || self.daemon().is_none().then_some(()));
     }
 
-    /// Asks the daemon by NVIDIA's own program. That adds a session to control.log.
+    /// Asks a daemon that writes log files, by NVIDIA's own program, again while somebody else's session makes the daemon turn
+    /// it away. Adds a session to control.log.
     pub fn ask(&self, command: &str) -> String {
-        let mut child = self.program().stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        writeln!(child.stdin.take().unwrap(), "{command}").unwrap();
-        let output = child.wait_with_output().unwrap();
-        String::from_utf8(output.stdout).unwrap()
+        let heard = || self.control_log().matches(&format!("] Cmd:{command}\n")).count();
+        let before = heard();
+        loop {
+            let mut child = self.program().stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            writeln!(child.stdin.take().unwrap(), "{command}").unwrap();
+            let output = child.wait_with_output().unwrap();
+            if heard() > before {
+                return String::from_utf8(output.stdout).unwrap();
+            }
+        }
+    }
+
+    /// Opens a session by NVIDIA's own program, which lasts until its input is closed.
+    pub fn open_session(&self) -> Child {
+        let sessions = self.sessions();
+        let mut child = self.program().stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        writeln!(child.stdin.as_mut().unwrap(), "get_server_list").unwrap();
+        wait_for("the session", || (self.sessions() > sessions).then_some(()));
+        child
     }
 
     /// Has the daemon start a server for a user, and gives its pid.

@@ -105,6 +105,7 @@ fn this_very_process_is_read_from_the_kernel() {
     let started = root.started_at(root.boot_time().unwrap(), process.start).unwrap();
     let age = Timestamp::now().duration_since(started).as_secs_f64();
     assert!((0.0..3600.0).contains(&age), "{age}");
+    assert!((root.age(process.start).as_secs_f64() - age).abs() < 1.5, "{age}");
     assert!(root.pids().unwrap().contains(&pid));
 }
 
