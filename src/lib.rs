@@ -11,6 +11,7 @@ pub mod event;
 pub mod file;
 pub mod glob;
 pub mod http;
+pub mod http_client;
 pub mod identity;
 pub mod logging;
 pub mod metrics;

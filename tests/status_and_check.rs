@@ -219,6 +219,26 @@ fn an_exporter_that_was_named_and_is_not_there_is_an_error() {
     assert_eq!(error.matches("refused").count(), 1, "the reason is told once: {error}");
 }
 
+#[test]
+fn no_option_about_an_exporter_is_ignored() {
+    let password = ["--user", "operator", "--password-file", "/nowhere"];
+    // arguments, exit status, what is said
+    for (arguments, code, expected) in [
+        (&password[..], 1, "the password in /nowhere: No such file"),
+        (&[&password[..], &["--config.file", "/dev/null"]].concat(), 2, "cannot be used with"),
+        (&["--tls.insecure-skip-verify", "--config.file", "/dev/null"], 2, "cannot be used with"),
+        (&["--tls.insecure-skip-verify"], 2, "--url <URL>"),
+        (&["--tls.ca-file", "/nowhere"], 2, "--url <URL>"),
+        (&["--tls.cert-file", "/nowhere", "--tls.key-file", "/nowhere"], 2, "--url <URL>"),
+        (&["--url", "unix:/nowhere", "--tls.insecure-skip-verify"], 1, "has no effect on unix:/nowhere"),
+    ] {
+        let (output, text) = run(Command::new(PROGRAM).arg("status").args(arguments));
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains(expected) && text.is_empty(), "{arguments:?}: {told}");
+    }
+}
+
 /// The program as nobody, where a test may become that.
 fn as_nobody(folder: &tempfile::TempDir) -> Option<Command> {
     if !rustix::process::geteuid().is_root() {

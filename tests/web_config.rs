@@ -326,6 +326,40 @@ async fn status_is_asked_for_over_tls_with_a_password() {
     }
 }
 
+/// What an exporter's TLS wants, and what `mps-exporter status` says when it is not given.
+#[tokio::test]
+async fn status_says_what_a_connection_wants() {
+    let authority = Authority::new();
+    let ca = authority.folder.path().join("ca.pem");
+    let status = async |url: &str, arguments: &[&str]| {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_mps-exporter"));
+        let output = command.args(["status", "--url", url]).args(arguments).output().await.unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for version in ["TLS12", "TLS13"] {
+        let more = format!(
+            "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n  min_version: {version}\n  \
+             max_version: {version}\n"
+        );
+        let server = serve(nodes::empty(), Some(authority.config(&more))).await;
+        let port = server.address.port();
+        // The refusal comes after the handshake, and perhaps when the question is on its way.
+        for _ in 0..10 {
+            let told = status(&format!("https://localhost:{port}"), &["--tls.ca-file", path(&ca)]).await;
+            assert!(
+                told.contains("; --tls.cert-file and --tls.key-file show a certificate"),
+                "{version}: {told}"
+            );
+            assert!(!told.contains("https://?"), "{version}: {told}");
+        }
+        let plain = status(&format!("http://localhost:{port}"), &[]).await;
+        assert!(plain.contains("; does it want https://?"), "{version}: {plain}");
+        let useless = status(&format!("http://localhost:{port}"), &["--tls.ca-file", path(&ca)]).await;
+        assert!(useless.contains("--tls.* has no effect on http://"), "{useless}");
+    }
+}
+
 fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }

@@ -19,13 +19,12 @@ use tokio::time::Instant;
 
 use crate::config::Alertmanager;
 use crate::engine::incident::Incident;
-use crate::outlet::client::{Client, PostError, UrlError};
+use crate::http_client::{Client, UrlError};
+use crate::outlet::post::{self, PostError};
 use crate::source::Shutdown;
 use crate::telemetry::Telemetry;
 use queue::{Outcome, Queue};
 
-/// Where Alertmanager takes alerts.
-const PATH: &str = "/api/v2/alerts";
 /// How long a stop waits for a last post.
 const LAST_POST: Duration = Duration::from_secs(2);
 
@@ -74,8 +73,8 @@ impl AlertmanagerOutlet {
         timing: Timing,
         telemetry: &Telemetry,
     ) -> Result<AlertmanagerOutlet, UrlError> {
-        let client = Client::new(config, PATH)?;
-        telemetry.alertmanager_known(&client.name, &PostError::RESULTS);
+        let client = post::client(config, config.timeout)?;
+        telemetry.alertmanager_known(&config.url, &PostError::RESULTS);
         Ok(AlertmanagerOutlet {
             queue: Mutex::new(Queue::new(timing, config.resolve, config.max_age)),
             config: config.clone(),
@@ -129,7 +128,7 @@ impl AlertmanagerOutlet {
                 Ok(()) => {
                     if failures > 0 {
                         tracing::info!(
-                            alertmanager = self.client.name,
+                            alertmanager = self.config.url,
                             failures,
                             "Alertmanager accepts alerts again."
                         );
@@ -140,7 +139,7 @@ impl AlertmanagerOutlet {
                 Err(error) => {
                     if failures == 0 {
                         tracing::warn!(
-                            alertmanager = self.client.name,
+                            alertmanager = self.config.url,
                             %error,
                             "Alertmanager did not accept alerts. They are kept and tried again."
                         );
@@ -154,7 +153,7 @@ impl AlertmanagerOutlet {
             let last = tokio::time::timeout(LAST_POST, self.post_due()).await;
             if !matches!(last, Ok(Ok(()))) {
                 tracing::warn!(
-                    alertmanager = self.client.name,
+                    alertmanager = self.config.url,
                     "Alerts were not delivered before the program stopped."
                 );
             }
@@ -177,7 +176,7 @@ impl AlertmanagerOutlet {
             return Ok(());
         }
         let body = serde_json::to_vec(&batch.body).expect("JSON values can be written");
-        let result = self.client.post(Bytes::from(body)).await;
+        let result = post::post(&self.client, Bytes::from(body)).await;
         let outcome = match &result {
             Ok(()) => Outcome::Accepted,
             // The same again would be refused again: it waits for the next regular post.
@@ -185,19 +184,18 @@ impl AlertmanagerOutlet {
             Err(_) => Outcome::Failed,
         };
         self.lock().posted(&batch, outcome, Instant::now());
-        self.telemetry
-            .alert_sent(&self.client.name, result.as_ref().map_or_else(PostError::label, |()| "ok"));
+        self.telemetry.alert_sent(&self.config.url, result.as_ref().map_or_else(PostError::label, |()| "ok"));
         result
     }
 
     fn count_dropped(&self, dropped: u64) {
         if dropped > 0 {
             tracing::warn!(
-                alertmanager = self.client.name,
+                alertmanager = self.config.url,
                 alerts = dropped,
                 "Alerts were given up: too many wait, or Alertmanager did not take them in time."
             );
-            self.telemetry.alerts_dropped(&self.client.name, dropped);
+            self.telemetry.alerts_dropped(&self.config.url, dropped);
         }
     }
 

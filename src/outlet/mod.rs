@@ -6,14 +6,12 @@
 
 pub mod alert;
 pub mod alertmanager;
-pub mod client;
 pub mod command;
 pub mod hook;
 pub mod journal;
+pub mod post;
 pub mod recorder;
 pub mod restart;
-#[cfg(feature = "tls")]
-pub mod tls;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -28,11 +26,11 @@ use tokio::time::Instant;
 use crate::config::{Alertmanager, Config, State};
 use crate::engine::incident::{Change, Incident, IncidentChange, IncidentState};
 use crate::engine::snapshot::Snapshot;
+use crate::http_client::UrlError;
 use crate::identity::DaemonName;
 use crate::source::Shutdown;
 use crate::telemetry::Telemetry;
 use alertmanager::{AlertmanagerOutlet, Timing, sleep_until};
-use client::UrlError;
 use command::Commands;
 use hook::{DaemonInput, Hooks};
 use journal::{Record, Restored};

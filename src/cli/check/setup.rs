@@ -11,7 +11,8 @@ use super::finding::{Finding, State};
 use super::surroundings::Surroundings;
 use crate::config::{Alertmanager, Config};
 use crate::http::check_web_config;
-use crate::outlet::client::{Client, PostError};
+use crate::http_client::Error;
+use crate::outlet::post;
 use crate::xid::Catalogue;
 
 /// How long an Alertmanager may take to accept a connection.
@@ -150,26 +151,26 @@ pub async fn alertmanagers(config: &Config) -> Vec<Finding> {
 
 async fn alertmanager(config: &Alertmanager) -> Finding {
     const WHAT: &str = "alertmanager";
-    let client = match Client::new(config, "") {
+    let client = match post::client(config, REACH) {
         Ok(client) => client,
         Err(error) => {
             let fix = vec!["mend alertmanagers[].url in the configuration".to_owned()];
             return Finding::bad(WHAT, State::Broken, error.to_string(), "the exporter does not start", fix);
         }
     };
-    match client.reach(REACH).await {
-        Ok(()) => Finding::fine(WHAT, State::Ok, format!("{} accepts connections", client.name)),
+    match client.reach().await {
+        Ok(()) => Finding::fine(WHAT, State::Ok, format!("{} accepts connections", config.url)),
         Err(error) => {
-            let sees = format!("{}: {error}", client.name);
+            let sees = format!("{}: {error}", config.url);
             let fix = vec![match error {
-                PostError::Secret(..) => {
+                Error::Secret(..) => {
                     "mend basic_auth or bearer_token_file, or let the exporter's user read the file"
                         .to_owned()
                 }
-                PostError::Tls(_) => "mend alertmanagers[].tls: ca_file says whom to trust".to_owned(),
+                Error::Tls(_) => "mend alertmanagers[].tls: ca_file says whom to trust".to_owned(),
                 _ => format!(
                     "curl -sf {}/-/ready from here; open the way to it (network policy, firewall, name) or mend the URL",
-                    client.name
+                    config.url
                 ),
             }];
             Finding::bad(

@@ -1,27 +1,16 @@
 //! Asks a running exporter for its snapshot, and listens for changes.
 
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
+use anyhow::ensure;
 use bytes::Bytes;
 use clap::Args;
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper::header::{AUTHORIZATION, HOST, HeaderValue, USER_AGENT};
-use hyper::{Request, Response, StatusCode, Uri};
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
-use tokio::task::JoinSet;
+use http_body_util::BodyExt as _;
+use hyper::StatusCode;
 
-#[cfg(feature = "tls")]
-use crate::config::ClientTls;
-use crate::outlet::client::{basic, read_secret};
-#[cfg(feature = "tls")]
-use crate::outlet::tls::TlsFiles;
+use crate::config::{BasicAuth, ClientTls, Secret};
+use crate::http_client::{Address, Answer, Auth, Client, Error};
 
 /// How long a question may take, connection and all.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -34,98 +23,31 @@ const EVENTS: &str = "/api/v1/events";
 /// A stream that tells nothing for this long, not even that it lives, is dead. A sign of life comes every 15 s.
 const SILENCE: Duration = Duration::from_secs(40);
 
-/// Where an exporter listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
-    /// `http://host:port` or `https://host:port`, perhaps with a path that a proxy puts in front.
-    Http { is_tls: bool, host: String, port: u16, prefix: String },
-    /// `unix:/path`.
-    Unix(PathBuf),
-}
-
-impl Address {
-    /// The value of `Host`.
-    fn authority(&self) -> String {
-        match self {
-            Address::Http { host, port, .. } if host.contains(':') => format!("[{host}]:{port}"),
-            Address::Http { host, port, .. } => format!("{host}:{port}"),
-            Address::Unix(_) => "localhost".to_owned(),
-        }
-    }
-
-    /// Where `serve` listens by default.
-    pub fn usual() -> Address {
-        Address::Http { is_tls: false, host: "127.0.0.1".to_owned(), port: 10055, prefix: String::new() }
-    }
-}
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Address, String> {
-        if let Some(path) = text.strip_prefix("unix:") {
-            let path = path.strip_prefix("//").unwrap_or(path);
-            return if path.starts_with('/') {
-                Ok(Address::Unix(path.into()))
-            } else {
-                Err("a Unix socket needs an absolute path, like unix:/run/mps-exporter.sock".to_owned())
-            };
-        }
-        let expected = "expected a URL like http://127.0.0.1:10055 or https://gpu-1:10055, or unix:/path";
-        let uri: Uri = text.parse().map_err(|_| expected)?;
-        let is_tls = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            _ => return Err(expected.to_owned()),
-        };
-        if is_tls && cfg!(not(feature = "tls")) {
-            return Err("this mps-exporter was built without TLS".to_owned());
-        }
-        let host = uri.host().filter(|host| !host.is_empty() && uri.query().is_none()).ok_or(expected)?;
-        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-            return Err("a user in the URL is not supported: use --user and --password-file".to_owned());
-        }
-        Ok(Address::Http {
-            is_tls,
-            host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port: uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 }),
-            prefix: uri.path().trim_end_matches('/').to_owned(),
-        })
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Address::Http { is_tls, prefix, .. } => {
-                let scheme = if *is_tls { "https" } else { "http" };
-                write!(f, "{scheme}://{}{prefix}", self.authority())
-            }
-            Address::Unix(path) => write!(f, "unix:{}", path.display()),
-        }
-    }
+/// Where `serve` listens by default.
+pub fn usual_address() -> Address {
+    Address::Http { is_tls: false, host: "127.0.0.1".to_owned(), port: 10055, prefix: String::new() }
 }
 
 /// What it takes to be let in by an exporter with `--web.config.file`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Access {
     /// Certificates to trust instead of the system's, for an exporter at https://.
-    #[arg(long = "tls.ca-file", value_name = "FILE")]
+    #[arg(long = "tls.ca-file", value_name = "FILE", requires = "url")]
     pub ca_file: Option<PathBuf>,
 
     /// Trust whatever certificate the exporter shows.
-    #[arg(long = "tls.insecure-skip-verify", conflicts_with = "ca_file")]
+    #[arg(long = "tls.insecure-skip-verify", conflicts_with = "ca_file", requires = "url")]
     pub insecure_skip_verify: bool,
 
     /// Our certificate, for an exporter that asks for one.
-    #[arg(long = "tls.cert-file", value_name = "FILE", requires = "key_file")]
+    #[arg(long = "tls.cert-file", value_name = "FILE", requires = "key_file", requires = "url")]
     pub cert_file: Option<PathBuf>,
 
     /// Its key.
-    #[arg(long = "tls.key-file", value_name = "FILE", requires = "cert_file")]
+    #[arg(long = "tls.key-file", value_name = "FILE", requires = "cert_file", requires = "url")]
     pub key_file: Option<PathBuf>,
 
-    /// The user that the exporter knows.
+    /// The user that the exporter knows. With a user it is always an exporter that is asked.
     #[arg(long, value_name = "NAME", requires = "password_file")]
     pub user: Option<String>,
 
@@ -135,63 +57,46 @@ pub struct Access {
 }
 
 impl Access {
-    fn authorization(&self) -> Result<Option<HeaderValue>, AskError> {
-        let Some((user, file)) = self.user.as_ref().zip(self.password_file.as_ref()) else { return Ok(None) };
-        let unusable = |error| AskError::Password { file: file.clone(), error };
-        let password = read_secret(file).map_err(unusable)?;
-        let value = HeaderValue::from_str(&basic(user, &password));
-        let mut value = value.map_err(|_| unusable(std::io::ErrorKind::InvalidData.into()))?;
-        value.set_sensitive(true);
-        Ok(Some(value))
+    /// A client of the exporter at this address.
+    ///
+    /// # Errors
+    /// When there is something that this address has no use for.
+    pub fn client(&self, address: Address) -> anyhow::Result<Client> {
+        let tls = self.tls();
+        ensure!(
+            address.is_tls() || tls == ClientTls::default(),
+            "--tls.* has no effect on {address}: it needs a URL that starts with https://"
+        );
+        let auth = match (&self.user, &self.password_file) {
+            (Some(user), Some(file)) => {
+                Auth::Basic(BasicAuth { username: user.clone(), password: Secret::File(file.clone()) })
+            }
+            _ => Auth::None,
+        };
+        Ok(Client::new(address, auth, tls, DEADLINE))
     }
-}
 
-/// An exporter, and how to get at it.
-#[derive(Debug, Clone)]
-pub struct Exporter {
-    /// Where it listens.
-    pub address: Address,
-    /// What it asks for.
-    pub access: Access,
+    fn tls(&self) -> ClientTls {
+        ClientTls {
+            ca_file: self.ca_file.clone(),
+            cert_file: self.cert_file.clone(),
+            key_file: self.key_file.clone(),
+            server_name: None,
+            insecure_skip_verify: self.insecure_skip_verify,
+        }
+    }
 }
 
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody is there.
-    #[error("no exporter answers at {address}: {error}")]
-    Connect {
+    /// It cannot be asked, or gives no answer.
+    #[error("{}", in_words(address, error))]
+    NoAnswer {
         /// Where.
         address: Address,
         /// Why.
-        error: std::io::Error,
-    },
-    /// The password's file cannot be used.
-    #[error("the password in {}: {error}", file.display())]
-    Password {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
-    /// The connection cannot be secured.
-    #[error("TLS with {address}: {error}{hint}", hint = tls_hint(error))]
-    Tls {
-        /// Where.
-        address: Address,
-        /// Why.
-        error: std::io::Error,
-    },
-    /// Not within the deadline.
-    #[error("{0} gave no answer within {deadline} s", deadline = DEADLINE.as_secs())]
-    Timeout(Address),
-    /// What answers is no exporter, or one that speaks TLS.
-    #[error("{address} does not answer as an exporter does ({error}); does it want https://?")]
-    Http {
-        /// Where.
-        address: Address,
-        /// What went wrong.
-        error: Box<dyn std::error::Error + Send + Sync>,
+        error: Error,
     },
     /// It refuses.
     #[error("{address} answered {path} with status {status}{hint}")]
@@ -207,14 +112,38 @@ pub enum AskError {
     },
 }
 
-/// What to do about a certificate that is not trusted.
+/// Why an exporter gives no answer, and what to do about it.
+fn in_words(address: &Address, error: &Error) -> String {
+    match error {
+        Error::Connect(error) => format!("no exporter answers at {address}: {error}"),
+        Error::Secret(file, error) => format!("the password in {}: {error}", file.display()),
+        Error::Tls(error) => format!("TLS with {address}: {error}{}", tls_hint(error)),
+        Error::Timeout(limit) => format!("{address} gave no answer within {} s", limit.as_secs()),
+        Error::Http(error) => {
+            let hint = if wants_tls(address, &**error) { "; does it want https://?" } else { "" };
+            format!("{address} does not answer as an exporter does ({error}){hint}")
+        }
+    }
+}
+
+/// Whether plain HTTP may be the mistake: a server that expects TLS answers with an alert of TLS, or hangs up.
+fn wants_tls(address: &Address, error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(address, Address::Http { is_tls: false, .. })
+        && error
+            .downcast_ref::<hyper::Error>()
+            .is_some_and(|error| error.is_parse() || error.is_incomplete_message())
+}
+
+/// What to do about a certificate that is not trusted, here or there.
 #[cfg(feature = "tls")]
 fn tls_hint(error: &std::io::Error) -> &'static str {
-    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    if matches!(inner, Some(rustls::Error::InvalidCertificate(_))) {
-        "; --tls.ca-file says whom to trust"
-    } else {
-        ""
+    use rustls::AlertDescription as Alert;
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+        Some(rustls::Error::InvalidCertificate(_)) => "; --tls.ca-file says whom to trust",
+        Some(rustls::Error::AlertReceived(Alert::CertificateRequired)) => {
+            "; --tls.cert-file and --tls.key-file show a certificate"
+        }
+        _ => "",
     }
 }
 
@@ -224,45 +153,52 @@ fn tls_hint(_error: &std::io::Error) -> &'static str {
 }
 
 /// The answer to `/api/v1/status`.
-pub async fn ask(exporter: &Exporter) -> Result<Bytes, AskError> {
-    let address = &exporter.address;
-    within_deadline(address, async {
-        let answer = get(exporter, STATUS).await?;
-        let body = Limited::new(answer.response.into_body(), MAX_ANSWER).collect().await;
-        Ok(body.map_err(|error| AskError::Http { address: address.clone(), error })?.to_bytes())
-    })
-    .await
+pub async fn ask(exporter: &Client) -> Result<Bytes, AskError> {
+    let exchange = async {
+        let answer = exporter.get(STATUS).await?;
+        Ok((answer.response.status(), answer.body(MAX_ANSWER).await?))
+    };
+    let (status, body) = exporter.within_deadline(exchange).await.map_err(no_answer(exporter))?;
+    accepted(exporter, STATUS, status).map(|()| body)
+}
+
+fn no_answer(exporter: &Client) -> impl Fn(Error) -> AskError {
+    |error| AskError::NoAnswer { address: exporter.address.clone(), error }
+}
+
+fn accepted(exporter: &Client, path: &'static str, status: StatusCode) -> Result<(), AskError> {
+    let hint = match (status, &exporter.auth) {
+        (StatusCode::OK, _) => return Ok(()),
+        (StatusCode::UNAUTHORIZED, Auth::None) => ": it wants a password; --user and --password-file give it",
+        (StatusCode::UNAUTHORIZED, _) => ": the user or the password is wrong",
+        (StatusCode::NOT_FOUND, _) => ": is it an mps-exporter?",
+        _ => "",
+    };
+    Err(AskError::Status { address: exporter.address.clone(), path, status, hint })
 }
 
 /// What an exporter tells of itself, as it happens: `/api/v1/events`.
 pub struct News {
-    exporter: Exporter,
     answer: Answer,
     events: Events,
 }
 
 impl News {
     /// Begins to listen. The first event comes at once.
-    pub async fn listen(exporter: &Exporter) -> Result<News, AskError> {
-        let answer = within_deadline(&exporter.address, get(exporter, EVENTS)).await?;
-        Ok(News { exporter: exporter.clone(), answer, events: Events::default() })
+    pub async fn listen(exporter: &Client) -> Result<News, AskError> {
+        let answer = exporter.within_deadline(exporter.get(EVENTS)).await.map_err(no_answer(exporter))?;
+        accepted(exporter, EVENTS, answer.response.status())?;
+        Ok(News { answer, events: Events::default() })
     }
 
-    /// Who tells.
-    pub fn exporter(&self) -> &Exporter {
-        &self.exporter
-    }
-
-    /// Waits for an event, whichever: the picture is another. Cancelling it loses none.
-    pub async fn next(&mut self) -> Result<(), AskError> {
-        let failed = |error| AskError::Http { address: self.exporter.address.clone(), error };
+    /// Waits for an event, whichever: the picture is another. Cancelling it loses none. Whether the stream goes on:
+    /// it ends also when it falls silent.
+    pub async fn next(&mut self) -> bool {
         loop {
             let frame = tokio::time::timeout(SILENCE, self.answer.response.body_mut().frame()).await;
-            let frame = frame.map_err(|_| failed("it fell silent".into()))?;
-            let frame = frame.ok_or_else(|| failed("it ended the stream".into()))?;
-            let frame = frame.map_err(|error| failed(error.into()))?;
+            let Ok(Some(Ok(frame))) = frame else { return false };
             if frame.data_ref().is_some_and(|bytes| self.events.end_in(bytes)) {
-                return Ok(());
+                return true;
             }
         }
     }
@@ -295,106 +231,6 @@ impl Events {
     }
 }
 
-/// An answer that is being read. The connection ends with it.
-struct Answer {
-    response: Response<Incoming>,
-    _connection: JoinSet<hyper::Result<()>>,
-}
-
-async fn within_deadline<T>(
-    address: &Address,
-    asked: impl Future<Output = Result<T, AskError>>,
-) -> Result<T, AskError> {
-    let asked = tokio::time::timeout(DEADLINE, asked).await;
-    asked.unwrap_or_else(|_| Err(AskError::Timeout(address.clone())))
-}
-
-async fn get(exporter: &Exporter, path: &'static str) -> Result<Answer, AskError> {
-    let address = &exporter.address;
-    let failed = |error| AskError::Connect { address: address.clone(), error };
-    match address {
-        Address::Http { is_tls, host, port, .. } => {
-            let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
-            if *is_tls {
-                get_secured(exporter, stream, host, path).await
-            } else {
-                get_on(exporter, stream, path).await
-            }
-        }
-        Address::Unix(socket) => {
-            let stream = UnixStream::connect(socket).await.map_err(failed)?;
-            get_on(exporter, stream, path).await
-        }
-    }
-}
-
-#[cfg(feature = "tls")]
-async fn get_secured(
-    exporter: &Exporter,
-    stream: TcpStream,
-    host: &str,
-    path: &'static str,
-) -> Result<Answer, AskError> {
-    let Exporter { address, access } = exporter;
-    let files = ClientTls {
-        ca_file: access.ca_file.clone(),
-        cert_file: access.cert_file.clone(),
-        key_file: access.key_file.clone(),
-        insecure_skip_verify: access.insecure_skip_verify,
-        ..ClientTls::default()
-    };
-    let failed = |error| AskError::Tls { address: address.clone(), error };
-    let stream = TlsFiles::new(files, host).handshake(stream).await.map_err(failed)?;
-    get_on(exporter, stream, path).await
-}
-
-#[cfg(not(feature = "tls"))]
-async fn get_secured(
-    exporter: &Exporter,
-    stream: TcpStream,
-    _host: &str,
-    path: &'static str,
-) -> Result<Answer, AskError> {
-    // No address with TLS is accepted.
-    get_on(exporter, stream, path).await
-}
-
-async fn get_on<S>(exporter: &Exporter, stream: S, path: &'static str) -> Result<Answer, AskError>
-where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    let Exporter { address, access } = exporter;
-    let failed = |error| AskError::Http { address: address.clone(), error };
-    let authorization = access.authorization()?;
-    let prefix = match address {
-        Address::Http { prefix, .. } => prefix,
-        Address::Unix(_) => "",
-    };
-    let (mut sender, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(error.into()))?;
-    let mut connections = JoinSet::new();
-    connections.spawn(connection);
-    let mut request = Request::get(format!("{prefix}{path}"))
-        .header(HOST, address.authority())
-        .header(USER_AGENT, concat!("mps-exporter/", env!("CARGO_PKG_VERSION")));
-    if let Some(value) = &authorization {
-        request = request.header(AUTHORIZATION, value);
-    }
-    let request = request.body(Empty::<Bytes>::new()).map_err(|error| failed(error.into()))?;
-    let response = sender.send_request(request).await.map_err(|error| failed(error.into()))?;
-    let status = response.status();
-    if status != StatusCode::OK {
-        let hint = match status {
-            StatusCode::UNAUTHORIZED if authorization.is_some() => ": the user or the password is wrong",
-            StatusCode::UNAUTHORIZED => ": it wants a password; --user and --password-file give it",
-            StatusCode::NOT_FOUND => ": is it an mps-exporter?",
-            _ => "",
-        };
-        return Err(AskError::Status { address: address.clone(), path, status, hint });
-    }
-    Ok(Answer { response, _connection: connections })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -411,23 +247,5 @@ mod tests {
         let mut events = Events::default();
         assert!(!events.end_in(b": still here\n\nretry: 3000\n\nevent: snapshot\ndata: {}\n"));
         assert!(events.end_in(b"\n"));
-    }
-
-    #[test]
-    fn addresses_are_read_and_written() {
-        for text in [
-            "http://127.0.0.1:10055",
-            "http://[::1]:8080",
-            "http://gpu-1:80/mps",
-            "https://gpu-1:10055",
-            "unix:/run/e.sock",
-        ] {
-            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
-        }
-        assert_eq!("http://gpu-1/".parse::<Address>().unwrap().to_string(), "http://gpu-1:80");
-        assert_eq!("https://gpu-1".parse::<Address>().unwrap().to_string(), "https://gpu-1:443");
-        for text in ["gpu-1:10055", "ftp://x", "http://", "http://u:p@h:1", "http://h:1/?x", "unix:run", ""] {
-            assert!(text.parse::<Address>().is_err(), "{text}");
-        }
     }
 }

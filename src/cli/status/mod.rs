@@ -21,8 +21,9 @@ use clap::Args;
 use super::serve::runtime;
 use super::text::{columns, print};
 use crate::config::Config;
+use crate::http_client::{Address, Client, Error};
 use crate::serve::look::Look;
-use ask::{Access, Address, AskError, Exporter, ask};
+use ask::{Access, AskError, ask, usual_address};
 use picture::Picture;
 use screen::{Line, Style};
 
@@ -39,7 +40,7 @@ const PROSE: usize = 100;
 #[derive(Debug, Clone, Args)]
 pub struct Status {
     /// The exporter to ask: http://host:port, https://host:port, or unix: and the path of a socket.
-    #[arg(long, value_name = "URL", conflicts_with = "config_file")]
+    #[arg(long, value_name = "URL")]
     pub url: Option<Address>,
 
     /// How to get at it.
@@ -47,7 +48,7 @@ pub struct Status {
     pub access: Access,
 
     /// Ask nobody: take a look with this configuration file.
-    #[arg(long = "config.file", value_name = "FILE")]
+    #[arg(long = "config.file", value_name = "FILE", conflicts_with_all = ["url", "Access"])]
     pub config_file: Option<PathBuf>,
 
     /// Stay, and show every change as it happens. Ctrl-C ends it.
@@ -66,7 +67,7 @@ pub struct Status {
 /// Who looks at the node.
 enum Eye {
     /// A running exporter.
-    Exporter(Exporter),
+    Exporter(Client),
     /// This process.
     Own(Box<Look>),
 }
@@ -109,25 +110,23 @@ impl Status {
 
     /// Who is asked, and what a person should know about that.
     async fn open(&self) -> anyhow::Result<(Eye, Option<String>)> {
-        let exporter = |address| Exporter { address, access: self.access.clone() };
-        if let Some(url) = &self.url {
-            return Ok((Eye::Exporter(exporter(url.clone())), None));
-        }
-        let note = if self.config_file.is_none() {
-            let usual = exporter(Address::usual());
-            match ask(&usual).await {
-                Ok(_) => return Ok((Eye::Exporter(usual), None)),
-                Err(AskError::Connect { .. }) => {
-                    format!(
-                        "No exporter runs at {}. This is one look: it does not know what was lost before.",
-                        usual.address
-                    )
-                }
-                Err(error) => format!("{error}. This is one look: it does not know what was lost before."),
+        let mut note = "This is one look: it does not know what was lost before.".to_owned();
+        if self.config_file.is_none() {
+            let address = self.url.clone().unwrap_or_else(usual_address);
+            let exporter = self.access.client(address)?;
+            if self.url.is_some() {
+                return Ok((Eye::Exporter(exporter), None));
             }
-        } else {
-            "This is one look: it does not know what was lost before.".to_owned()
-        };
+            match ask(&exporter).await {
+                Ok(_) => return Ok((Eye::Exporter(exporter), None)),
+                // Who gives a password wants an exporter's answer.
+                Err(error) if self.access.user.is_some() => return Err(error.into()),
+                Err(AskError::NoAnswer { error: Error::Connect(_), .. }) => {
+                    note = format!("No exporter runs at {}. {note}", exporter.address);
+                }
+                Err(error) => note = format!("{error}. {note}"),
+            }
+        }
         let config = self.config_file.as_deref().map(Config::load).transpose()?.unwrap_or_default();
         let look = Look::start(&config)?;
         look.settle(LOOK_LIMIT).await;

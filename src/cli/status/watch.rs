@@ -8,10 +8,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::ask::{Exporter, News};
+use super::ask::News;
 use super::screen::{Line, Style, text};
 use super::{Eye, has_color, lines};
 use crate::cli::text::{columns, print, rows};
+use crate::http_client::Client;
 
 /// How often it is drawn at most, however much happens.
 const MIN_PAUSE: Duration = Duration::from_millis(200);
@@ -87,25 +88,27 @@ async fn draw(eye: &Eye, note: Option<&str>, is_whole: bool, mut resized: Signal
 }
 
 /// What tells that the picture may be another.
-enum Changes {
+enum Changes<'e> {
     /// The own look.
     Own(watch::Receiver<u64>),
     /// An exporter's events.
-    Events(News),
+    Events(&'e Client, News),
     /// Nothing: the exporter gives no events now, and is asked again and again.
-    Poll(Exporter),
+    Poll(&'e Client),
 }
 
-impl Changes {
-    async fn of(eye: &Eye) -> Changes {
+impl Changes<'_> {
+    async fn of(eye: &Eye) -> Changes<'_> {
         match eye {
             Eye::Own(look) => Changes::Own(look.generations()),
             Eye::Exporter(exporter) => Changes::of_exporter(exporter).await,
         }
     }
 
-    async fn of_exporter(exporter: &Exporter) -> Changes {
-        News::listen(exporter).await.map_or_else(|_| Changes::Poll(exporter.clone()), Changes::Events)
+    async fn of_exporter(exporter: &Client) -> Changes<'_> {
+        News::listen(exporter)
+            .await
+            .map_or_else(|_| Changes::Poll(exporter), |news| Changes::Events(exporter, news))
     }
 
     /// Waits until the picture may be another.
@@ -116,9 +119,9 @@ impl Changes {
                     std::future::pending::<()>().await;
                 }
             }
-            Changes::Events(news) => {
-                if news.next().await.is_err() {
-                    *self = Changes::Poll(news.exporter().clone());
+            Changes::Events(exporter, news) => {
+                if !news.next().await {
+                    *self = Changes::Poll(exporter);
                 }
             }
             Changes::Poll(exporter) => {

@@ -1,5 +1,6 @@
-//! TLS towards a server: Alertmanager, or an exporter that `status` asks.
+//! TLS towards a server.
 
+use std::error::Error as _;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -103,6 +104,13 @@ impl TlsFiles {
         }
         Ok(roots)
     }
+}
+
+/// What a server said in TLS's own words while an answer was awaited.
+pub fn refusal(error: &hyper::Error) -> Option<io::Error> {
+    let broken = error.source()?.downcast_ref::<io::Error>()?;
+    let refusal = broken.get_ref()?.downcast_ref::<rustls::Error>()?;
+    Some(invalid(refusal.clone()))
 }
 
 fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
