@@ -70,6 +70,31 @@ fn a_reload_makes_no_call_beside_one_that_hangs() {
     program.expect(r#"mps_gpu_up{UUID="GPU-bbbb",gpu="1"}"#, 1.0);
 }
 
+/// A call that hangs already is judged by the limit that holds now.
+#[test]
+fn a_lowered_limit_counts_for_the_call_that_hangs() {
+    const FUNCTION: &str = "nvmlDeviceGetComputeMode";
+    let folder = Folder::new();
+    folder.script(GPUS);
+    let program = start(&folder);
+    let config = program.config();
+    program.reconfigure(&config.replace("stuck_after: 1s", "stuck_after: 600s"));
+    folder.script(&format!("{}{GPUS}hang {FUNCTION}\n", folder.trace()));
+    let begun = Instant::now();
+    while hanging(&folder, FUNCTION).is_empty() {
+        assert!(begun.elapsed() < PATIENCE, "{FUNCTION} is not called: {:?}", folder.calls());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    assert_ne!(program.value(NVML_UP), Some(0.0), "the limit is not reached");
+
+    program.reconfigure(&config);
+    program.expect(NVML_UP, 0.0);
+    assert!(reason(&program).contains(FUNCTION), "{}", reason(&program));
+    folder.script(GPUS);
+    program.expect(NVML_UP, 1.0);
+}
+
 /// What the program says of NVML.
 fn reason(program: &Program) -> String {
     let status = program.json("/api/v1/status");

@@ -17,6 +17,8 @@ use crate::xid::Catalogue;
 
 /// How long an Alertmanager may take to accept a connection.
 const REACH: Duration = Duration::from_secs(2);
+/// Where execvp(3) looks for a program while PATH is not set.
+const NO_PATH: &str = "/bin:/usr/bin";
 
 /// The configuration, and what to say of it.
 pub fn configuration(file: Option<&Path>) -> (Option<Config>, Finding) {
@@ -106,7 +108,7 @@ pub fn state_directory(config: &Config, around: Surroundings) -> Finding {
     Finding::bad(WHAT, State::Blind, sees, missing, fix)
 }
 
-/// Whether the commands of `remediation` can be run. None is.
+/// Whether the commands of `remediation` can be run, looked up in `search`, the value of PATH. None is.
 pub fn commands(config: &Config, search: Option<&OsStr>) -> Vec<Finding> {
     let remediation = &config.remediation;
     let restart = remediation.restart.iter().map(|restart| ("restart".to_owned(), &restart.command));
@@ -118,9 +120,10 @@ pub fn commands(config: &Config, search: Option<&OsStr>) -> Vec<Finding> {
 fn runnable(key: &str, command: &[String], search: Option<&OsStr>) -> Finding {
     let what = format!("remediation.{key}");
     let program = command.first().map(String::as_str).unwrap_or_default();
-    let places: Vec<PathBuf> = match search {
-        _ if program.contains('/') => vec![program.into()],
-        search => search.into_iter().flat_map(std::env::split_paths).map(|it| it.join(program)).collect(),
+    let places: Vec<PathBuf> = if program.contains('/') {
+        vec![program.into()]
+    } else {
+        std::env::split_paths(search.unwrap_or(OsStr::new(NO_PATH))).map(|it| it.join(program)).collect()
     };
     let may_run = |path: &Path| {
         let is_allowed = accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS).map_err(std::io::Error::from);

@@ -197,6 +197,15 @@ fn commands_are_looked_for_and_not_run() {
 }
 
 #[test]
+fn a_command_is_looked_for_where_it_would_be_run_without_a_path() {
+    let text =
+        "remediation: {hooks: {recovered: {command: [env]}, server_fault: {command: [mps-nowhere]}}}\n";
+    let found = setup::commands(&Config::parse(text, "test").unwrap(), None);
+    let state = |key: &str| found.iter().find(|finding| finding.what.ends_with(key)).unwrap().state;
+    assert_eq!((state("recovered"), state("server_fault")), (State::Ok, State::Blind), "{found:?}");
+}
+
+#[test]
 fn the_state_directory_is_judged_without_being_made() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::default();

@@ -47,7 +47,7 @@ pub struct Access {
     #[arg(long = "tls.key-file", value_name = "FILE", requires = "cert_file", requires = "url")]
     pub key_file: Option<PathBuf>,
 
-    /// The user that the exporter knows. With a user it is always an exporter that is asked.
+    /// The user that the exporter knows. An exporter that does not answer is an error then, as with --url.
     #[arg(long, value_name = "NAME", requires = "password_file")]
     pub user: Option<String>,
 

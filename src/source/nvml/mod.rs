@@ -125,7 +125,7 @@ pub async fn run(
     let every = (settings.stuck_after / 10).clamp(FAREWELL_POLL, WATCH_EVERY);
     if let Some(Left(threads)) = left {
         tokio::select! {
-            () = threads.finish(every, &outbox) => {}
+            () = threads.finish(settings.stuck_after, every, &outbox) => {}
             () = shutdown.wait() => return Ok(threads.left()),
         }
     }
@@ -175,13 +175,14 @@ impl Threads {
         self.handles.iter().all(JoinHandle::is_finished)
     }
 
-    /// Waits for the end of threads that were told to stop, and tells when they are stuck.
-    async fn finish(&self, every: Duration, outbox: &Outbox) {
+    /// Waits for the end of threads that were told to stop, and tells when they are stuck: in a call longer than
+    /// `after`, which need not be what they were started with.
+    async fn finish(&self, after: Duration, every: Duration, outbox: &Outbox) {
         let mut tick = tokio::time::interval(every);
         let mut told = None;
         while !self.are_finished() {
             tick.tick().await;
-            let stuck = self.shared.stuck();
+            let stuck = self.shared.stuck(after);
             if let Some(reason) = stuck.clone().filter(|_| stuck != told) {
                 let _nobody_listens = outbox.health(SourceName::Nvml, None, Err(reason)).await;
                 told = stuck;

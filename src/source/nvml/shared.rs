@@ -137,13 +137,12 @@ impl Shared {
 
     /// A stuck call outweighs what the last cycle came to.
     fn health(&self) -> Option<Health> {
-        self.stuck().map(Err).or_else(|| locked(&self.result).clone())
+        self.stuck(self.settings.stuck_after).map(Err).or_else(|| locked(&self.result).clone())
     }
 
     /// The call that has run for longer than it may.
-    pub fn stuck(&self) -> Option<Arc<str>> {
+    pub fn stuck(&self, after: Duration) -> Option<Arc<str>> {
         let now = self.outbox.clock.now().wall;
-        let after = self.settings.stuck_after;
         self.poll_call.stuck(after, now).or_else(|| self.events_call.stuck(after, now))
     }
 }
