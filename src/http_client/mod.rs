@@ -9,13 +9,13 @@ mod address;
 mod tls;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Collected, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
@@ -100,8 +100,8 @@ impl Auth {
 }
 
 /// The content of a secret's file without the line end that editors put there.
-fn read_secret(path: &PathBuf) -> Result<String, Error> {
-    let text = file::read_text(path, MAX_SECRET).map_err(|error| Error::Secret(path.clone(), error))?;
+fn read_secret(path: &Path) -> Result<String, Error> {
+    let text = file::read_text(path, MAX_SECRET).map_err(|error| Error::Secret(path.to_owned(), error))?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
@@ -120,11 +120,11 @@ pub struct Client {
 impl Client {
     /// A client of the server at this address. Nothing is connected; files are read at each request.
     #[cfg_attr(not(feature = "tls"), allow(unused_variables))]
-    pub fn new(address: Address, auth: Auth, tls: ClientTls, deadline: Duration) -> Client {
+    pub fn new(address: Address, auth: Auth, tls: &ClientTls, deadline: Duration) -> Client {
         Client {
             #[cfg(feature = "tls")]
             tls: match &address {
-                Address::Http { is_tls: true, host, .. } => Some(tls::TlsFiles::new(tls, host)),
+                Address::Http { is_tls: true, host, .. } => Some(tls::TlsFiles::new(tls.clone(), host)),
                 _ => None,
             },
             address,
@@ -231,6 +231,35 @@ impl Answer {
     /// The whole body, if it is not longer than `limit` bytes.
     pub async fn body(self, limit: usize) -> Result<Bytes, Error> {
         let body = Limited::new(self.response.into_body(), limit).collect().await;
-        body.map(|body| body.to_bytes()).map_err(Error::Http)
+        body.map(Collected::to_bytes).map_err(Error::Http)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_ends_with_its_deadline() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}/below", listener.local_addr().unwrap()).parse().unwrap();
+        let client = Client::new(address, Auth::None, &ClientTls::default(), Duration::from_millis(200));
+        let server = async {
+            let mut heard = String::new();
+            listener.accept().await.unwrap().0.read_to_string(&mut heard).await.unwrap();
+            heard
+        };
+        let posted = client.within_deadline(client.post("/alerts", Bytes::from_static(b"[]")));
+        let limit = Duration::from_secs(10);
+        let (heard, outcome) = tokio::join!(tokio::time::timeout(limit, server), posted);
+        assert!(matches!(outcome, Err(Error::Timeout(_))), "{outcome:?}");
+        let heard = heard.expect("the connection is still open");
+        assert!(
+            heard.starts_with("POST /below/alerts HTTP/1.1\r\n") && heard.ends_with("\r\n\r\n[]"),
+            "{heard}"
+        );
     }
 }

@@ -55,7 +55,7 @@ pub fn client(config: &Alertmanager, deadline: Duration) -> Result<Client, UrlEr
         (None, Some(file)) => Auth::Bearer(file.clone()),
         (None, None) => Auth::None,
     };
-    Ok(Client::new(config.url.parse()?, auth, config.tls.clone(), deadline))
+    Ok(Client::new(config.url.parse()?, auth, &config.tls, deadline))
 }
 
 /// Posts alerts as JSON. Success is any 2xx.

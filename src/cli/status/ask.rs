@@ -73,7 +73,7 @@ impl Access {
             }
             _ => Auth::None,
         };
-        Ok(Client::new(address, auth, tls, DEADLINE))
+        Ok(Client::new(address, auth, &tls, DEADLINE))
     }
 
     fn tls(&self) -> ClientTls {
@@ -156,7 +156,9 @@ fn tls_hint(_error: &std::io::Error) -> &'static str {
 pub async fn ask(exporter: &Client) -> Result<Bytes, AskError> {
     let exchange = async {
         let answer = exporter.get(STATUS).await?;
-        Ok((answer.response.status(), answer.body(MAX_ANSWER).await?))
+        let status = answer.response.status();
+        let body = if status == StatusCode::OK { answer.body(MAX_ANSWER).await? } else { Bytes::new() };
+        Ok((status, body))
     };
     let (status, body) = exporter.within_deadline(exchange).await.map_err(no_answer(exporter))?;
     accepted(exporter, STATUS, status).map(|()| body)

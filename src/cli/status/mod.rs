@@ -67,7 +67,7 @@ pub struct Status {
 /// Who looks at the node.
 enum Eye {
     /// A running exporter.
-    Exporter(Client),
+    Exporter(Box<Client>),
     /// This process.
     Own(Box<Look>),
 }
@@ -113,7 +113,7 @@ impl Status {
         let mut note = "This is one look: it does not know what was lost before.".to_owned();
         if self.config_file.is_none() {
             let address = self.url.clone().unwrap_or_else(usual_address);
-            let exporter = self.access.client(address)?;
+            let exporter = Box::new(self.access.client(address)?);
             if self.url.is_some() {
                 return Ok((Eye::Exporter(exporter), None));
             }
