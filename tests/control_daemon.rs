@@ -266,8 +266,10 @@ async fn a_session_beside_another_is_turned_away_and_comes_again() {
         other.wait().unwrap();
         watched.looked().await.unwrap();
         // Clients are served beside a session.
-        let _open = bed.open_session();
+        let mut open = bed.open_session();
         bed.client(0).connected();
+        drop(open.stdin.take());
+        open.wait().unwrap();
     }
 }
 
