@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use mps_exporter::cli::{Cli, Command};
+use mps_exporter::cli::{Cli, Command, text};
 use mps_exporter::{logging, sys};
 
 fn main() -> ExitCode {
@@ -33,7 +33,8 @@ fn main() -> ExitCode {
 
 fn exit(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
-        eprintln!("mps-exporter: {error:#}");
+        // Names of files and what a daemon said are other people's.
+        eprintln!("mps-exporter: {}", text::harmless_lines(&format!("{error:#}")));
         ExitCode::FAILURE
     })
 }

@@ -111,6 +111,24 @@ fn what_cannot_be_read_does_not_keep_the_rest_back() {
 }
 
 #[test]
+fn an_xid_without_mps_is_no_incident_but_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kern.log");
+    let off_the_bus = KERNEL.replace("31, pid=4711, name=train,", "79, GPU has fallen off the bus.");
+    std::fs::write(&file, off_the_bus.repeat(2)).unwrap();
+    let text = said(&["replay", file.to_str().unwrap()]);
+    assert!(text.starts_with("0 incidents") && text.contains("Xid 79 on 00000000:3B:00.0"), "{text}");
+    assert!(text.contains(": 2 times."), "{text}");
+}
+
+#[test]
+fn an_error_commands_no_terminal() {
+    let output = run(&["replay", "/nowhere/\x1b[31m"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("[31m") && !error.contains('\x1b'), "{error:?}");
+}
+
+#[test]
 fn a_log_line_commands_neither_terminal_nor_markdown() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("server.log");

@@ -93,6 +93,12 @@ fn summary(out: &mut String, outcome: &Outcome, escaped: fn(&str) -> String) {
         let (label, known, unknown) = (escaped(label), counts.recognized, counts.unrecognized);
         let _infallible = writeln!(out, "{label}: {known} lines known, {unknown} unknown.");
     }
+    for xids in &outcome.xids {
+        let (Some(code), count) = (xids.code, xids.count.total) else { continue };
+        let times = if count == 1 { "once" } else { "times" };
+        let number = if count == 1 { String::new() } else { format!("{count} ") };
+        let _infallible = writeln!(out, "Xid {code} on {}: {number}{times}.", escaped(&xids.uuid));
+    }
     for (label, error) in &outcome.broken_off {
         let _infallible = writeln!(out, "{} breaks off before its end: {error}.", escaped(label));
     }

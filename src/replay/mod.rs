@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::engine::incident::Incident;
+use crate::engine::snapshot::XidView;
 use crate::engine::{Node, Settings};
 use crate::event::{
     DaemonSite, Event, EventKind, Liveness, LockState, LogFile, LogPlace, SourceHealth, SourceName,
@@ -47,6 +48,8 @@ pub struct Outcome {
     pub counts: Vec<(String, Counts)>,
     /// Stamp of the first and the last event.
     pub span: Option<(Timestamp, Timestamp)>,
+    /// Xids by code and device, also those that belong to no incident: of a GPU where no MPS client was seen.
+    pub xids: Vec<XidView>,
     /// Events without a time that could be told; they are not in the incidents.
     pub undated: u64,
     /// Streams of which a part could not be read to its end, and why.
@@ -94,10 +97,12 @@ impl Recording {
         if let Some(last) = last {
             node.apply(&live(Moment::recorded(last).after(AFTERMATH), EventKind::Tick));
         }
-        let mut incidents = node.snapshot().incidents;
+        let snapshot = node.snapshot();
+        let mut incidents = snapshot.incidents;
         incidents.reverse();
         Outcome {
             incidents,
+            xids: snapshot.xids,
             counts: self.streams.iter().map(|stream| (stream.label.clone(), stream.counts())).collect(),
             span: first.zip(last),
             undated: self.streams.iter().map(|stream| stream.undated).sum(),
