@@ -235,7 +235,7 @@ async fn a_killed_daemon_is_stale_and_a_restarted_one_is_looked_at_again() {
         // Not after the interval, but at once.
         watched.looked().await.unwrap();
 
-        bed.ask("quit");
+        bed.tell("quit");
         watched.liveness(|liveness| liveness.state == LockState::Absent).await;
     }
 }

@@ -210,7 +210,7 @@ fn a_killed_daemon_is_stale_and_its_quit_is_orderly() {
         exporter.expect(r#"mps_control_daemon_state{daemon="NAME",state="idle"}"#, 1.0);
         let _client = bed.client(0).connected();
         exporter.expect_domain("mps_clients", GPU, "", 1.0);
-        bed.ask("quit -t 1");
+        bed.tell("quit -t 1");
         exporter.expect(r#"mps_control_daemon_up{daemon="NAME"}"#, 0.0);
         exporter.expect_domain("mps_clients", GPU, "", 0.0);
         assert_eq!(exporter.incidents(), 0, "{version}: {}", exporter.json("/api/v1/incidents"));

@@ -186,19 +186,22 @@ impl Bed {
         wait_for("the daemon's end", || self.daemon().is_none().then_some(()));
     }
 
-    /// Asks a daemon that writes log files, by NVIDIA's own program, again while somebody else's session makes the daemon turn
-    /// it away. Adds a session to control.log.
+    /// Asks the daemon by NVIDIA's own program. That adds a session to control.log, if it is not turned away.
     pub fn ask(&self, command: &str) -> String {
+        let mut child = self.program().stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        writeln!(child.stdin.take().unwrap(), "{command}").unwrap();
+        let output = child.wait_with_output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Has the daemon do something: asks again while it turns us away, as it does beside somebody else's session.
+    pub fn tell(&self, command: &str) {
         let heard = || self.control_log().matches(&format!("] Cmd:{command}\n")).count();
         let before = heard();
-        loop {
-            let mut child = self.program().stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-            writeln!(child.stdin.take().unwrap(), "{command}").unwrap();
-            let output = child.wait_with_output().unwrap();
-            if heard() > before {
-                return String::from_utf8(output.stdout).unwrap();
-            }
-        }
+        wait_for("the daemon to hear a command", || {
+            self.ask(command);
+            (heard() > before).then_some(())
+        });
     }
 
     /// Opens a session by NVIDIA's own program, which lasts until its input is closed.
@@ -212,7 +215,7 @@ impl Bed {
 
     /// Has the daemon start a server for a user, and gives its pid.
     pub fn start_server(&self, uid: u32) -> u32 {
-        self.ask(&format!("start_server -uid {uid}"));
+        self.tell(&format!("start_server -uid {uid}"));
         wait_for("a server", || {
             let log = self.control_log();
             let ready =
