@@ -113,6 +113,12 @@ fn a_fault_is_seen_explained_and_over() {
         assert_eq!(incident["culprit"]["pid"], pids[1]);
         assert_eq!(incident["culprit"]["evidence"], "server_log");
         assert_eq!(incident["victims"].as_array().unwrap().len(), 3);
+        let page = exporter.scrape("text/plain");
+        let of_last = |name: &str| page.lines().filter(|line| line.starts_with(name)).collect::<Vec<_>>();
+        let culprit = of_last("mps_incident_last_culprit_info{");
+        assert!(culprit.len() == 1 && culprit[0].contains(&format!("pid=\"{}\"", pids[1])), "{culprit:?}");
+        let victims = of_last("mps_incident_last_victims{");
+        assert!(victims.len() == 1 && victims[0].ends_with(" 3"), "{victims:?}");
         exporter.is_clean();
         for client in &clients {
             client.kill();

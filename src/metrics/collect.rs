@@ -3,6 +3,7 @@
 mod daemons;
 mod devices;
 mod domains;
+mod incidents;
 mod workloads;
 
 use prometheus::proto::MetricFamily;
@@ -20,8 +21,9 @@ pub fn node(snapshot: &Snapshot, options: &Collectors) -> Vec<MetricFamily> {
     daemons::daemons(&mut page, snapshot);
     daemons::servers(&mut page, snapshot);
     domains::domains(&mut page, snapshot);
+    let victims_dropped = incidents::incidents(&mut page, snapshot, options);
     devices::gpus(&mut page, snapshot);
-    let workloads_dropped = workloads::workloads(&mut page, snapshot, options);
+    let workloads_dropped = workloads::workloads(&mut page, snapshot, options) + victims_dropped;
     let clients_dropped = workloads::clients(&mut page, snapshot, options);
     sources(&mut page, snapshot);
     page.family(&families::SNAPSHOT_TIMESTAMP, |series| series.value(&[], unix_seconds(snapshot.at)));

@@ -210,6 +210,10 @@ families! {
             "Incidents on the fault domain, each counted once, by the cause known when it reached the domain: what it turned out to be is in mps_clients_lost_total and the record. The OpenMetrics exemplar names the last incident (model).";
         INCIDENT_LAST = Gauge "mps_incident_last_timestamp_seconds" domain ["cause"]
             "When the last incident of this cause began, in seconds since the Unix epoch (model).";
+        INCIDENT_LAST_CULPRIT = Info "mps_incident_last_culprit_info" domain ["incident", "pid", "command", "namespace", "pod", "container", "slurm_job", "evidence"]
+            "The client that the fault domain's last incident is put down to; always 1; absent where no source named one (server.log, Xid lines).";
+        INCIDENT_LAST_VICTIMS = Gauge "mps_incident_last_victims" domain ["namespace", "pod", "container", "slurm_job"]
+            "Clients lost in the fault domain's last incident, on all its devices, so never sum over domains; by workload, at most collectors.workloads_limit (model, /proc, cgroups).";
         MASS_CLIENT_LOSS = Counter "mps_mass_client_loss_total" domain []
             "Incidents that took a large share of the clients at once: at least incidents.min_clients and incidents.min_ratio (model).";
         MASS_CLIENT_LOSS_LAST = Gauge "mps_mass_client_loss_last_timestamp_seconds" domain []

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::engine::incident::Cause;
+use crate::engine::incident::{Cause, CulpritEvidence};
 use crate::engine::snapshot::{ClientState, DaemonState, LossCause, Scope, Sharing};
 use crate::event::{ComputeMode, RecoveryAction, Rejection, ServerStatus, SourceName, Trouble, XidSource};
 
@@ -58,6 +58,7 @@ label_values! {
     Cause {
         Fault = "fault", ServerExit = "server_exit", Gpu = "gpu", Killed = "killed", Unexplained = "unexplained",
     }
+    CulpritEvidence { ServerLog = "server_log", XidChannel = "xid_channel" }
     Scope { Application = "application", Server = "server", Gpu = "gpu" }
     Sharing { Mps = "mps", TimeSlicing = "time_slicing", Exclusive = "exclusive" }
     ComputeMode {

@@ -2,10 +2,12 @@
 #![allow(clippy::float_cmp)]
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use prometheus::proto::{LabelPair, MetricFamily, MetricType};
 
 use super::*;
+use crate::engine::incident::Cause;
 use crate::engine::snapshot::{ClientState, DaemonState, ServerView};
 use crate::metrics::families::{Family, Kind, all};
 use crate::test_nodes as nodes;
@@ -52,6 +54,8 @@ const FAMILIES: &[&Family] = &[
     &families::BYPASSING_PROCESSES,
     &families::INCIDENTS,
     &families::INCIDENT_LAST,
+    &families::INCIDENT_LAST_CULPRIT,
+    &families::INCIDENT_LAST_VICTIMS,
     &families::MASS_CLIENT_LOSS,
     &families::MASS_CLIENT_LOSS_LAST,
     &families::MASS_CLIENT_LOSS_LAST_CLIENTS,
@@ -256,6 +260,44 @@ fn workloads_are_counted_by_domain_up_to_the_limit() {
     assert_eq!(value(&page, "mps_exporter_series_dropped", &["workloads"]), Some(1.0));
     let off = Collectors { workloads: false, ..Collectors::default() };
     assert_eq!(collected(&snapshot, &off).get("mps_workload_clients"), None);
+}
+
+#[test]
+fn the_last_incident_of_a_domain_names_culprit_and_victims() {
+    let mut snapshot = nodes::node(2, 1);
+    let mut incident = nodes::incident("0195f0000002-1", Cause::Fault, "default/0");
+    incident.started_at = nodes::noon();
+    incident.fault_domains.push("default/1".into());
+    let pod = snapshot.clients[0].workload.clone();
+    incident.culprit.as_mut().unwrap().workload = pod.clone();
+    incident.victims[0].workload = pod.clone();
+    incident.victims[2].workload = pod;
+    // The older one that stands before it is not the last.
+    snapshot.incidents.push(Arc::new(incident.clone()));
+    let page = collected(&snapshot, &Collectors::default());
+    let work = ["research", "train-0", "main", ""];
+    for gpu in 0..2 {
+        let (name, index) = (format!("default/{gpu}"), gpu.to_string());
+        let domain = [&*name, &*index, &*nodes::uuid(gpu), ""];
+        let culprit = [&domain[..], &["0195f0000002-1", "9001", "train"], &work, &["server_log"]].concat();
+        assert_eq!(value(&page, "mps_incident_last_culprit_info", &culprit), Some(1.0));
+        let of = |work: &[&str]| value(&page, "mps_incident_last_victims", &[&domain, work].concat());
+        assert_eq!((of(&work), of(&["", "", "", ""])), (Some(2.0), Some(1.0)));
+    }
+    assert_eq!(page["mps_incident_last_culprit_info"].len(), 2);
+
+    // A later one without a culprit, and another limit.
+    incident.id = "0195f0000003-1".into();
+    incident.culprit = None;
+    incident.fault_domains.truncate(1);
+    snapshot.incidents.push(Arc::new(incident));
+    let limited = Collectors { workloads_limit: 3, ..Collectors::default() };
+    let page = collected(&snapshot, &limited);
+    assert_eq!(page["mps_incident_last_culprit_info"].len(), 1);
+    assert_eq!(page["mps_incident_last_victims"].len(), 3);
+    assert_eq!(value(&page, "mps_exporter_series_dropped", &["workloads"]), Some(1.0));
+    let off = Collectors { workloads: false, ..Collectors::default() };
+    assert_eq!(collected(&snapshot, &off).get("mps_incident_last_victims"), None);
 }
 
 #[test]

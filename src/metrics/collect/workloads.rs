@@ -13,7 +13,7 @@ use crate::metrics::series::Page;
 use crate::time::unix_seconds;
 
 /// The labels `namespace`, `pod`, `container`, `slurm_job`; empty where they do not apply.
-fn workload_labels(workload: Option<&Workload>) -> [&str; 4] {
+pub(super) fn workload_labels(workload: Option<&Workload>) -> [&str; 4] {
     match workload {
         Some(Workload::Pod { namespace, pod, container, .. }) => [
             namespace.as_deref().unwrap_or_default(),
