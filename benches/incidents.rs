@@ -7,18 +7,16 @@
 //! effects are taken after each incident and a snapshot after every thousandth.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod story;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mps_exporter::engine::Effect;
 use mps_exporter::engine::incident::Change;
-use mps_exporter::engine::{Effect, Node, Settings};
-use mps_exporter::event::{
-    DaemonSite, Event, EventKind, Freshness, LogEntry, LogFile, LogMessage, LogPlace, ProcessFacts,
-    SourceHealth, SourceName,
-};
-use mps_exporter::identity::{DaemonName, DeviceName, ProcessId, Workload};
-use mps_exporter::time::{Moment, Mono};
-use mps_exporter::xid::Catalogue;
+use mps_exporter::event::{EventKind, LogMessage};
+use mps_exporter::identity::{DeviceName, ProcessId};
+use story::{DAEMON, Story};
 
 /// Incidents a second that the model must be able to take.
 const WANTED: f64 = 10_000.0;
@@ -86,12 +84,14 @@ struct Run {
 }
 
 fn run(count: u64, pace: Duration) -> Run {
-    let mut story = Story::new();
+    let mut story = Story::new(KEPT);
+    let uuids: Vec<Arc<str>> =
+        (0..GPUS).map(|gpu| format!("GPU-{gpu:08x}-aaaa-bbbb-cccc-dddddddddddd").into()).collect();
     let mut run = Run::default();
     let began = Instant::now();
     for number in 0..count {
         let at = story.at;
-        story.incident(number);
+        incident(&mut story, &uuids, number);
         story.at = at.after(pace);
         for effect in story.node.take_effects() {
             if let Effect::Incident(change) = effect {
@@ -124,103 +124,36 @@ fn run(count: u64, pace: Duration) -> Run {
     run
 }
 
-/// A node with one daemon, and a clock.
-struct Story {
-    node: Node,
-    at: Moment,
-    daemon: DaemonName,
-    uuids: Vec<Arc<str>>,
-    events: u64,
-}
-
-impl Story {
-    fn new() -> Story {
-        let at = Moment { wall: "2026-04-01T12:00:00Z".parse().unwrap(), mono: Mono(0) };
-        let settings = Settings {
-            window: Duration::from_secs(5),
-            min_clients: 2,
-            min_ratio: 0.5,
-            incidents_kept: KEPT,
-            look_interval: Duration::from_secs(60),
-            xids: Arc::new(Catalogue::builtin().clone()),
-        };
-        let uuid = |gpu: u64| format!("GPU-{gpu:08x}-aaaa-bbbb-cccc-dddddddddddd").into();
-        let mut story = Story {
-            node: Node::new(settings, at),
-            at,
-            daemon: "default".into(),
-            uuids: (0..GPUS).map(uuid).collect(),
-            events: 0,
-        };
-        story.tell(EventKind::DaemonFound(DaemonSite {
-            name: story.daemon.clone(),
-            pipe_directory: "/tmp/nvidia-mps".into(),
-            log_directory: "/var/log/nvidia-mps".into(),
-            root: "".into(),
-            process: Some(ProcessId { pid: 400, start: 1 }),
-            started_at: None,
-            log: LogPlace::Files,
-            visible_devices: None,
-            is_configured: true,
-        }));
-        let source = SourceName::ServerLog;
-        story.tell(EventKind::Source(SourceHealth {
-            source,
-            daemon: Some(story.daemon.clone()),
-            state: Ok(()),
-        }));
-        story
+/// The whole story of a server.
+fn incident(story: &mut Story, uuids: &[Arc<str>], number: u64) {
+    // Pids go round, as the kernel's do.
+    let server = 1000 + u32::try_from(number % 400_000).unwrap() * (CLIENTS + 1);
+    let pids = server + 1..=server + CLIENTS;
+    let uuid = uuids[usize::try_from(number % GPUS).unwrap()].clone();
+    story.log(DAEMON, LogMessage::ServerStarting { pid: server, uid: 1000 }, "");
+    story.log(DAEMON, LogMessage::ServerReady { pid: server }, "");
+    for pid in pids.clone() {
+        story.log(server, LogMessage::DeviceAssociated { device: DeviceName::Uuid(uuid.clone()) }, "");
+        story.log(server, LogMessage::ContextActive { pid, context: 1 }, "");
+        story.seen(ProcessId { pid, start: number }, number);
     }
-
-    fn tell(&mut self, kind: EventKind) {
-        self.events += 1;
-        self.node.apply(&Event { at: self.at, freshness: Freshness::Live, kind });
+    story.log(
+        server,
+        LogMessage::ClientFault { pid: server + 1 },
+        "Client process encountered a fatal GPU error.",
+    );
+    story.log(server, LogMessage::ServerFault, "Server is handling a fatal GPU error.");
+    for pid in pids.clone() {
+        story.log(server, LogMessage::ContextInactive { pid, context: 1 }, "Status of client is INACTIVE");
     }
-
-    fn log(&mut self, writer: u32, message: LogMessage, text: &str) {
-        let text = (!text.is_empty()).then(|| text.into());
-        let entry = LogEntry { file: LogFile::Merged, writer, message, text };
-        self.tell(EventKind::Log(self.daemon.clone(), entry));
+    story.log(server, LogMessage::FaultDevice { ordinal: 0 }, "");
+    story.log(server, LogMessage::ContextDestroyed { device: 0 }, "");
+    for pid in pids {
+        story.tell(EventKind::ProcessExited { daemon: story.daemon.clone(), pid });
     }
-
-    fn incident(&mut self, number: u64) {
-        // Pids go round, as the kernel's do.
-        let server = 1000 + u32::try_from(number % 400_000).unwrap() * (CLIENTS + 1);
-        let pids = server + 1..=server + CLIENTS;
-        let uuid = self.uuids[usize::try_from(number % GPUS).unwrap()].clone();
-        self.log(400, LogMessage::ServerStarting { pid: server, uid: 1000 }, "");
-        self.log(400, LogMessage::ServerReady { pid: server }, "");
-        for pid in pids.clone() {
-            self.log(server, LogMessage::DeviceAssociated { device: DeviceName::Uuid(uuid.clone()) }, "");
-            self.log(server, LogMessage::ContextActive { pid, context: 1 }, "");
-            let facts = ProcessFacts {
-                pid,
-                process: Some(ProcessId { pid, start: number }),
-                started_at: Some(self.at.wall),
-                command: Some("train".into()),
-                uid: Some(1000),
-                workload: Some(Workload::Slurm { job: number.to_string().into(), step: None, user: None }),
-            };
-            self.tell(EventKind::ProcessSeen(self.daemon.clone(), facts));
-        }
-        self.log(
-            server,
-            LogMessage::ClientFault { pid: server + 1 },
-            "Client process encountered a fatal GPU error.",
-        );
-        self.log(server, LogMessage::ServerFault, "Server is handling a fatal GPU error.");
-        for pid in pids.clone() {
-            self.log(server, LogMessage::ContextInactive { pid, context: 1 }, "Status of client is INACTIVE");
-        }
-        self.log(server, LogMessage::FaultDevice { ordinal: 0 }, "");
-        self.log(server, LogMessage::ContextDestroyed { device: 0 }, "");
-        for pid in pids {
-            self.tell(EventKind::ProcessExited { daemon: self.daemon.clone(), pid });
-        }
-        self.log(server, LogMessage::ContextCreated { device: 0, name: None }, "");
-        self.log(server, LogMessage::ServerLeaving, "");
-        self.log(400, LogMessage::ServerExited { pid: server, status: 0 }, "");
-    }
+    story.log(server, LogMessage::ContextCreated { device: 0, name: None }, "");
+    story.log(server, LogMessage::ServerLeaving, "");
+    story.log(DAEMON, LogMessage::ServerExited { pid: server, status: 0 }, "");
 }
 
 /// The resident set, in KiB.

@@ -10,11 +10,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use mps_exporter::engine::Settings;
+use mps_exporter::config::Config;
 use mps_exporter::engine::incident::{Cause, CulpritEvidence, Incident, IncidentState};
 use mps_exporter::event::LogFile;
 use mps_exporter::replay::{Kind, Outcome, Recording};
-use mps_exporter::xid::Catalogue;
 
 /// Lines of the logs of one daemon, written with a clock that the scenario moves.
 struct Logs {
@@ -213,22 +212,11 @@ fn replay(daemons: &[(&str, &Logs)]) -> Outcome {
         recording.add("server.log", name, Kind::Mps(LogFile::Server), part(&logs.server));
         recording.add("kmsg", name, Kind::Kernel, part(&logs.kernel));
     }
-    let outcome = recording.run(settings());
+    let outcome = recording.run(Config::default().model().unwrap());
     for (log, counts) in &outcome.counts {
         assert_eq!(counts.unrecognized, 0, "{log} has lines that are not known");
     }
     outcome
-}
-
-fn settings() -> Settings {
-    Settings {
-        window: Duration::from_secs(5),
-        min_clients: 2,
-        min_ratio: 0.5,
-        incidents_kept: 100,
-        look_interval: Duration::from_secs(60),
-        xids: Arc::new(Catalogue::builtin().clone()),
-    }
 }
 
 fn with_clients(generation: Generation, pids: &[u32]) -> Logs {

@@ -6,7 +6,6 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, IsTerminal as _, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -15,10 +14,8 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use super::report;
-use crate::config::{Config, Incidents};
-use crate::engine::Settings;
+use crate::config::Config;
 use crate::replay::{Kind, Recording, detect};
-use crate::xid::Catalogue;
 
 /// How much is read to tell what a file is.
 const SNIFFED: usize = 256 * 1024;
@@ -73,9 +70,9 @@ impl Replay {
             Some(name) => TimeZone::get(name).with_context(|| format!("unknown time zone {name:?}"))?,
             None => TimeZone::system(),
         };
-        let incidents = match &self.config {
-            Some(path) => Config::load(path)?.incidents,
-            None => Incidents::default(),
+        let config = match &self.config {
+            Some(path) => Config::load(path)?,
+            None => Config::default(),
         };
         let (logs, mut left_out) = logs(&self.paths)?;
         let total: u64 = logs.iter().flat_map(|log| &log.parts).map(|part| part.size).sum();
@@ -85,7 +82,7 @@ impl Replay {
             let parts = log.parts.iter().map(|part| open(&part.path, Some(&progress)));
             recording.add(&log.label, &log.daemon, log.kind, parts.collect::<anyhow::Result<_>>()?);
         }
-        let outcome = recording.run(settings(&incidents)?);
+        let outcome = recording.run(config.model()?);
         progress.end();
         let text = match self.format {
             Format::Text => report::text(&outcome, super::text::width()),
@@ -104,21 +101,6 @@ impl Replay {
         }
         Ok(())
     }
-}
-
-fn settings(incidents: &Incidents) -> anyhow::Result<Settings> {
-    let xids = match &incidents.xid_catalog {
-        Some(path) => Catalogue::with_overrides(path)?,
-        None => Catalogue::builtin().clone(),
-    };
-    Ok(Settings {
-        window: incidents.window,
-        min_clients: incidents.min_clients,
-        min_ratio: incidents.min_ratio,
-        incidents_kept: 0,
-        look_interval: Duration::from_secs(60),
-        xids: Arc::new(xids),
-    })
 }
 
 /// A log with its rotated parts, oldest first.

@@ -18,6 +18,9 @@ pub use diagnostics::{ConfigError, Diagnostic};
 pub use duration::{NotADuration, format_duration, parse_duration};
 pub use reload::{Reload, ReloadRequest};
 
+use crate::engine::Settings;
+use crate::xid::{Catalogue, CatalogueError};
+
 /// Everything that a configuration file can say, with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Config {
@@ -45,6 +48,24 @@ pub struct Config {
     pub alertmanagers: Vec<Alertmanager>,
     /// What to do about it.
     pub remediation: Remediation,
+}
+
+impl Config {
+    /// What the model is told of it, with the Xid catalogue read.
+    pub fn model(&self) -> Result<Settings, CatalogueError> {
+        let xids = match &self.incidents.xid_catalog {
+            Some(path) => Catalogue::with_overrides(path)?,
+            None => Catalogue::builtin().clone(),
+        };
+        Ok(Settings {
+            window: self.incidents.window,
+            min_clients: self.incidents.min_clients,
+            min_ratio: self.incidents.min_ratio,
+            incidents_kept: self.state.incidents_kept,
+            look_interval: self.control.interval,
+            xids: Arc::new(xids),
+        })
+    }
 }
 
 /// A configured daemon.

@@ -189,12 +189,10 @@ impl Context {
     /// The context of one server's clients. A lost client couples its devices until it is gone.
     fn new(clients: &[Seen<'_>]) -> Context {
         let mut context = Context::default();
-        let spans: Vec<BTreeSet<DeviceId>> = clients
+        let spans: BTreeSet<BTreeSet<DeviceId>> = clients
             .iter()
             .filter(|seen| seen.devices.len() > 1)
             .map(|seen| seen.devices.iter().copied().collect())
-            .collect::<BTreeSet<_>>()
-            .into_iter()
             .collect();
         for seen in clients {
             for device in &seen.devices {

@@ -19,7 +19,6 @@ use crate::outlet::Outlets;
 use crate::source::{Outbox, Shutdown};
 use crate::telemetry::Telemetry;
 use crate::time::Clock;
-use crate::xid::Catalogue;
 
 /// Incident changes that an event stream may lag behind.
 const STREAM_LAG: usize = 256;
@@ -74,7 +73,7 @@ impl Exporter {
         telemetry: Telemetry,
     ) -> anyhow::Result<Exporter> {
         let clock = Clock::new();
-        let settings = settings(&config)?;
+        let settings = config.model()?;
         let mut node = Node::new(settings.clone(), clock.now());
         let outputs = Outputs {
             snapshots: Arc::new(ArcSwap::from_pointee(node.snapshot())),
@@ -134,7 +133,7 @@ impl Exporter {
     /// Takes over a changed configuration. Only what it changes is started again.
     pub async fn reconfigure(&mut self, config: Arc<Config>) {
         let old = std::mem::replace(&mut self.config, config.clone());
-        match settings(&config) {
+        match config.model() {
             Ok(settings) => {
                 self.settings.send_replace(settings);
             }
@@ -226,20 +225,4 @@ fn switched_off(old: &Config, new: &Config) -> Vec<SourceName> {
     };
     let both = is_on(old).into_iter().zip(is_on(new));
     both.filter(|((_, was), (_, is))| *was && !*is).map(|((source, _), _)| source).collect()
-}
-
-/// What the model is told of the configuration.
-pub(super) fn settings(config: &Config) -> anyhow::Result<Settings> {
-    let xids = match &config.incidents.xid_catalog {
-        Some(path) => Catalogue::with_overrides(path)?,
-        None => Catalogue::builtin().clone(),
-    };
-    Ok(Settings {
-        window: config.incidents.window,
-        min_clients: config.incidents.min_clients,
-        min_ratio: config.incidents.min_ratio,
-        incidents_kept: config.state.incidents_kept,
-        look_interval: config.control.interval,
-        xids: Arc::new(xids),
-    })
 }

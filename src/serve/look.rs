@@ -10,7 +10,6 @@ use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::exporter::settings;
 use super::owner::{Outputs, Owner};
 use super::sources::{Legacy, Sources};
 use crate::config::{Config, ControlClient, Remediation};
@@ -57,7 +56,7 @@ impl Look {
         config.remediation = Remediation::default();
         let telemetry = Telemetry::new();
         let clock = Clock::new();
-        let settings = settings(&config)?;
+        let settings = config.model()?;
         let node = Node::new(settings.clone(), clock.now());
         let outputs = Outputs {
             snapshots: Arc::new(ArcSwap::from_pointee(node.snapshot())),

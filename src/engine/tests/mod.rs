@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::incident::{Change, Incident, IncidentChange};
 use super::snapshot::{DomainView, Scope, Snapshot};
 use super::{Effect, Node, Settings};
+use crate::config::Config;
 use crate::event::{
     ContextLook, DaemonSite, Event, EventKind, Freshness, Liveness, LockState, LogEntry, LogFile, LogMessage,
     LogPlace, ProcessFacts, ServerLook, ServerStatus, SourceHealth, SourceName, Xid, XidSource,
@@ -23,14 +24,7 @@ use crate::time::{Moment, Mono};
 pub(super) const SERVER: u32 = 500;
 
 pub(super) fn settings() -> Settings {
-    Settings {
-        window: Duration::from_secs(5),
-        min_clients: 2,
-        min_ratio: 0.5,
-        incidents_kept: 100,
-        look_interval: Duration::from_secs(60),
-        xids: Arc::new(crate::xid::Catalogue::builtin().clone()),
-    }
+    Settings { incidents_kept: 100, ..Config::default().model().unwrap() }
 }
 
 /// A node with one daemon, a server of uid 1000, and a clock that the test moves.
