@@ -81,6 +81,7 @@ pub(super) use rustls_acceptor::Acceptor;
 
 #[cfg(not(feature = "tls"))]
 mod absent {
+    use std::future::Ready;
     use std::io;
 
     use super::{TlsError, TlsSettings};
@@ -94,7 +95,7 @@ mod absent {
             Err(TlsError::NotBuilt)
         }
 
-        pub(in crate::http) async fn accept(&self, _: Stream) -> io::Result<Stream> {
+        pub(in crate::http) fn accept(&self, _: Stream) -> Ready<io::Result<Stream>> {
             match *self {}
         }
     }
