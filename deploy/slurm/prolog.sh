@@ -12,7 +12,8 @@ export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 gpus=${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES:-}}
 
 # Whether a daemon lives: it holds this lock. One that is asked may turn us away, as it does beside somebody else's session.
-has_daemon() { lslocks --notruncate --noheadings --output PATH | grep -qxF "$CUDA_MPS_PIPE_DIRECTORY/control_lock"; }
+# Locks are listed by their real path, and /tmp may be a link.
+has_daemon() { lslocks --notruncate --noheadings --output PATH | grep -qxF "$(realpath -m "$CUDA_MPS_PIPE_DIRECTORY")/control_lock"; }
 
 # An exporter that is down must not stop jobs: without an answer go on.
 metrics=$(curl --silent --fail --max-time 2 http://127.0.0.1:10055/metrics) || metrics=
