@@ -158,10 +158,12 @@ fn container(before: &str, part: &str) -> Option<String> {
     if before == "lxc" {
         return Some(part.to_owned());
     }
-    let scope = part.strip_suffix(".scope").unwrap_or(part);
-    let is_apptainer =
-        ["apptainer-", "singularity-"].iter().any(|prefix| scope.strip_prefix(prefix).is_some_and(is_number));
-    is_apptainer.then(|| scope.to_owned())
+    // `apptainer-<pid>.scope`, or `apptainer/<pid>` where systemd makes no groups.
+    ["apptainer", "singularity"].into_iter().find_map(|runtime| {
+        let scoped = || part.strip_suffix(".scope").unwrap_or(part).strip_prefix(runtime)?.strip_prefix('-');
+        let pid = if before == runtime { Some(part) } else { scoped() };
+        pid.filter(|pid| is_number(pid)).map(|pid| format!("{runtime}-{pid}"))
+    })
 }
 
 /// `<id>`, `<runtime>-<id>`, `<runtime>-<id>.scope` or `<runtime>:<id>`, but not the runtime's monitor of it.

@@ -51,8 +51,11 @@ pub enum ProcError {
         /// The file.
         path: PathBuf,
     },
-    /// The kernel refuses: another user's process, or a proc mount with `hidepid`.
-    #[error("{} may not be read: run as root, or with CAP_SYS_PTRACE", path.display())]
+    /// The kernel refuses: another user's process, a proc mount with `hidepid`, or a security module.
+    #[error(
+        "{} may not be read: run as root, or with CAP_SYS_PTRACE, and not under a container's profile of AppArmor or SELinux",
+        path.display()
+    )]
     Denied {
         /// The file.
         path: PathBuf,

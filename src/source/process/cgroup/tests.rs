@@ -102,6 +102,7 @@ fn every_shape_of_a_container_is_known() {
     let apptainer = "0::/user.slice/user-1000.slice/user@1000.service/user.slice/apptainer-8123.scope";
     assert_eq!(at(apptainer), Some(container_of("apptainer-8123")));
     assert_eq!(at("0::/system.slice/singularity-77.scope"), Some(container_of("singularity-77")));
+    assert_eq!(at("7:memory:/apptainer/8123\n1:name=systemd:/"), Some(container_of("apptainer-8123")));
 }
 
 #[test]

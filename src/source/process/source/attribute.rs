@@ -97,7 +97,8 @@ impl ProcessSource {
             if !std::mem::replace(&mut self.said.environment, true) {
                 tracing::warn!(
                     "The environment of other users' processes may not be read, so that Slurm jobs without cgroups and \
-                     checkpoint places are not seen: run as root, or with CAP_SYS_PTRACE."
+                     checkpoint places are not seen: run as root, or with CAP_SYS_PTRACE, and not under a container's \
+                     profile of AppArmor or SELinux."
                 );
             }
         }
