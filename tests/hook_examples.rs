@@ -1,15 +1,17 @@
 //! The example hooks of `deploy/hooks`, given what a hook is given.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use mps_exporter::engine::incident::Incident;
 use mps_exporter::outlet::hook::Input;
-use serde_json::json;
+use rustix::process::geteuid;
+use serde_json::{Value, json};
 
 fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/hooks").join(name)
@@ -81,32 +83,47 @@ fn process(program: &str, arguments: &[&str]) -> Process {
     Process(Command::new(program).args(arguments).stdout(Stdio::piped()).spawn().unwrap())
 }
 
-#[test]
-fn spared_clients_that_can_take_the_signal_get_it_and_nobody_else() {
-    if Command::new("python3").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no python3");
-        return;
-    }
+/// One that writes a checkpoint when it is asked.
+fn trainer() -> (Process, Lines<BufReader<ChildStdout>>) {
     let mut trainer =
         process("sh", &["-c", "trap 'echo checkpoint; exit' USR1; echo up; while :; do sleep 0.05; done"]);
     let mut lines = BufReader::new(trainer.0.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "up");
-    let (mut deaf, mut victim) = (process("sleep", &["60"]), process("sleep", &["60"]));
-    let client = |pid: u32, host_pid: Option<u32>, command: &str| json!({"daemon": "default", "pid": pid, "host_pid": host_pid, "command": command, "state": "active"});
-    let status = json!({"clients": [
-        client(1, Some(trainer.0.id()), "train"),
-        client(2, Some(deaf.0.id()), "deaf"),
-        client(4712, Some(victim.0.id()), "victim"),
-        client(3, None, "elsewhere"),
-    ]});
+    (trainer, lines)
+}
+
+/// Where an exporter answers once, with this.
+fn exporter(status: Value) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let exporter = format!("http://{}", listener.local_addr().unwrap());
+    let address = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let mut request = [0; 4096];
         let _request = stream.read(&mut request).unwrap();
         write!(stream, "HTTP/1.0 200 OK\r\n\r\n{status}").unwrap();
     });
+    address
+}
+
+fn client(pid: u32, host_pid: Option<u32>, command: &str) -> Value {
+    json!({"daemon": "default", "pid": pid, "host_pid": host_pid, "command": command, "state": "active"})
+}
+
+#[test]
+fn spared_clients_that_can_take_the_signal_get_it_and_nobody_else() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no python3");
+        return;
+    }
+    let (trainer, mut lines) = trainer();
+    let (mut deaf, mut victim) = (process("sleep", &["60"]), process("sleep", &["60"]));
+    let status = json!({"clients": [
+        client(1, Some(trainer.0.id()), "train"),
+        client(2, Some(deaf.0.id()), "deaf"),
+        client(4712, Some(victim.0.id()), "victim"),
+        client(3, None, "elsewhere"),
+    ]});
+    let exporter = exporter(status);
     let output = run(Command::new(example("signal-checkpoint")).env("EXPORTER", exporter));
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -114,4 +131,23 @@ fn spared_clients_that_can_take_the_signal_get_it_and_nobody_else() {
     assert!(said.contains("deaf") && !said.contains("victim"), "{said}");
     assert_eq!(lines.next().unwrap().unwrap(), "checkpoint");
     assert!(deaf.0.try_wait().unwrap().is_none() && victim.0.try_wait().unwrap().is_none());
+}
+
+#[test]
+fn a_client_that_may_not_be_signalled_is_named_with_the_capability() {
+    if Command::new("python3").arg("--version").output().is_err() || !geteuid().is_root() {
+        eprintln!("skipped: there is no python3, or no other user to be");
+        return;
+    }
+    let (trainer, _lines) = trainer();
+    let exporter = exporter(json!({"clients": [client(1, Some(trainer.0.id()), "train")]}));
+    // The folder of the project may be closed to others.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let hook = folder.path().join("signal-checkpoint");
+    std::fs::copy(example("signal-checkpoint"), &hook).unwrap();
+    let output = run(Command::new(hook).env("EXPORTER", exporter).current_dir("/").uid(65_534));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("may not signal train"), "{said}");
+    assert!(said.contains("CAP_KILL"), "{said}");
 }
