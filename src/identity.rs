@@ -114,6 +114,12 @@ impl Workload {
     }
 }
 
+/// A container's id as engines abbreviate it; a name is left whole.
+fn short(id: &str) -> &str {
+    let is_id = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    id.get(..12).filter(|_| is_id).unwrap_or(id)
+}
+
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -128,9 +134,21 @@ impl fmt::Display for Workload {
                 write!(f, "Slurm job {job}")?;
                 step.as_ref().map_or(Ok(()), |step| write!(f, ".{step}"))
             }
-            Workload::Container { id } => write!(f, "container {}", id.get(..12).unwrap_or(id)),
+            Workload::Container { id } => write!(f, "container {}", short(id)),
             Workload::Unit { unit } => write!(f, "unit {unit}"),
             Workload::Cgroup { path } => write!(f, "cgroup {path}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_containers_are_shown_short_and_names_whole() {
+        let shown = |id: &str| Workload::Container { id: id.into() }.to_string();
+        assert_eq!(shown(&"0123456789abcdef".repeat(4)), "container 0123456789ab");
+        assert_eq!(shown("session-4.scope/pytorch.sif"), "container session-4.scope/pytorch.sif");
     }
 }
