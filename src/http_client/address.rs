@@ -94,10 +94,17 @@ impl FromStr for Address {
         if is_tls && cfg!(not(feature = "tls")) {
             return Err(UrlError::NoTls(text.to_owned()));
         }
+        // `Uri` takes a port that is none for no port at all.
+        let authority = uri.authority().map_or("", |authority| authority.as_str());
+        let port = match uri.port_u16() {
+            Some(port) => port,
+            None if authority == host => usual_port(is_tls),
+            None => return Err(malformed()),
+        };
         Ok(Address::Http {
             is_tls,
             host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port: uri.port_u16().unwrap_or_else(|| usual_port(is_tls)),
+            port,
             prefix: uri.path().trim_end_matches('/').to_owned(),
         })
     }
@@ -156,7 +163,9 @@ mod tests {
 
     #[test]
     fn a_url_that_cannot_work_is_refused_without_showing_a_password() {
-        for text in ["gpu-1:10055", "ftp://x", "http://", "http://h:1/?x", ""] {
+        for text in
+            ["gpu-1:10055", "ftp://x", "http://", "http://h:1/?x", "http://h:65536", "http://[::1]:", ""]
+        {
             assert_eq!(text.parse::<Address>(), Err(UrlError::Malformed(text.into())));
         }
         assert_eq!("unix:run".parse::<Address>(), Err(UrlError::Relative));
