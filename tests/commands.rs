@@ -98,7 +98,8 @@ fn what_cannot_be_read_does_not_keep_the_rest_back() {
     let whole = std::fs::read(path("server.log.1.gz")).unwrap();
     std::fs::write(path("server.log.1.gz"), &whole[..whole.len() / 2]).unwrap();
     std::fs::write(path("kern.log.gz"), "no archive").unwrap();
-    let output = run(&["replay", "--time-zone", "UTC", folder.path().to_str().unwrap()]);
+    let logs = folder.path().to_str().unwrap();
+    let output = run(&["replay", "--time-zone", "UTC", "/nowhere/server.log", logs]);
     let (report, error) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(
@@ -108,6 +109,7 @@ fn what_cannot_be_read_does_not_keep_the_rest_back() {
     assert_eq!(output.status.code(), Some(1), "the report is not the whole truth");
     assert!(error.contains("not complete") && error.contains("kern.log.gz"), "{error}");
     assert!(error.contains("server.log breaks off"), "{error}");
+    assert!(error.contains("cannot open /nowhere/server.log: No such file"), "{error}");
 }
 
 #[test]
@@ -133,14 +135,14 @@ fn a_log_line_commands_neither_terminal_nor_markdown() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("server.log");
     let fault = "Server is handling a fatal GPU error.";
-    let poisoned = SERVER.replacen(fault, &format!("{fault}\x1b]0;x\x07\u{202e}<b>|`[x](y)"), 1);
+    let poisoned = SERVER.replacen(fault, &format!("{fault}\x1b]0;x\x07\u{9b}31m\u{202e}<b>|`[x](y)"), 1);
     assert!(poisoned.contains("\x1b]0;x"));
     std::fs::write(&file, poisoned).unwrap();
     let report = |format| said(&["replay", "--format", format, file.to_str().unwrap()]);
     for format in ["text", "markdown", "json"] {
         let report = report(format);
         assert!(report.contains("]0;x"), "the line is shown: {report}");
-        assert!(!report.contains(['\x1b', '\x07']), "{report:?}");
+        assert!(!report.contains(['\x1b', '\x07', '\u{9b}', '\u{202e}']), "{report:?}");
     }
     assert!(report("markdown").contains("&lt;b>\\|\\`\\[x](y)"), "{}", report("markdown"));
 }

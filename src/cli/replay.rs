@@ -87,12 +87,7 @@ impl Replay {
         let text = match self.format {
             Format::Text => report::text(&outcome, super::text::width()),
             Format::Markdown => report::markdown(&outcome),
-            Format::Json => {
-                let mut text =
-                    serde_json::to_string_pretty(&serde_json::json!({ "incidents": outcome.incidents }))?;
-                text.push('\n');
-                text
-            }
+            Format::Json => super::text::json(&serde_json::json!({ "incidents": outcome.incidents }))?,
         };
         super::text::print(&text)?;
         left_out.extend(outcome.broken_off.iter().map(|(log, error)| format!("{log} breaks off: {error}")));
@@ -123,10 +118,14 @@ fn logs(paths: &[PathBuf]) -> anyhow::Result<(Vec<Log>, Vec<String>)> {
     let mut files = Vec::new();
     let mut left_out = Vec::new();
     for path in paths {
-        let metadata = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
-        if metadata.is_dir() {
-            let entries =
-                std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
+        if path.is_dir() {
+            let entries = match std::fs::read_dir(path) {
+                Ok(entries) => entries,
+                Err(error) => {
+                    left_out.push(format!("cannot read {}: {error}", path.display()));
+                    continue;
+                }
+            };
             for entry in entries {
                 let entry = entry.with_context(|| format!("cannot read {}", path.display()))?.path();
                 if !entry.is_file() {

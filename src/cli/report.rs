@@ -211,7 +211,7 @@ fn cell(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '&' => out.push_str("&amp;"),
             '\n' | '\r' => out.push(' '),
-            '\\' | '|' | '`' | '*' | '[' => out.extend(['\\', character]),
+            '\\' | '|' | '`' | '*' | '_' | '~' | '[' => out.extend(['\\', character]),
             other => out.push(other),
         }
     }
@@ -224,8 +224,8 @@ mod tests {
 
     #[test]
     fn a_cell_is_read_as_it_is() {
-        let text = "a|b<img> &lt; [x](http://evil) `c` **d** e_f\\\n";
-        let expected = "a\\|b&lt;img> &amp;lt; \\[x](http://evil) \\`c\\` \\*\\*d\\*\\* e_f\\\\ ";
+        let text = "a|b<img> &lt; [x](http://evil) `c` **d** __e__ ~~f~~\\\n";
+        let expected = "a\\|b&lt;img> &amp;lt; \\[x](http://evil) \\`c\\` \\*\\*d\\*\\* \\_\\_e\\_\\_ \\~\\~f\\~\\~\\\\ ";
         assert_eq!(cell(text), expected);
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::{ErrorKind, Write as _};
 
 use anyhow::Context as _;
+use serde::Serialize;
 
 /// Writes to standard output. A reader that has gone away (`| head`) is no error.
 pub fn print(text: &str) -> anyhow::Result<()> {
@@ -30,6 +31,21 @@ pub fn harmless(character: char) -> char {
 /// A text of several lines, with [`harmless`] characters.
 pub fn harmless_lines(text: &str) -> String {
     text.chars().map(|it| if it == '\n' { it } else { harmless(it) }).collect()
+}
+
+/// A value as JSON for people: over several lines, and with escapes for what is not [`harmless`].
+pub fn json(value: &impl Serialize) -> anyhow::Result<String> {
+    let mut out = String::new();
+    // Outside of strings there are line feeds, and no other such character.
+    for character in serde_json::to_string_pretty(value)?.chars() {
+        if character == '\n' || harmless(character) == character {
+            out.push(character);
+        } else {
+            let _infallible = write!(out, "\\u{:04x}", u32::from(character));
+        }
+    }
+    out.push('\n');
+    Ok(out)
 }
 
 /// Columns of the terminal; `None` where standard output is none.
@@ -80,6 +96,14 @@ mod tests {
     fn nothing_commands_the_terminal() {
         let text = "a\tb\x1b[31m\u{9b}1m\u{202e}\r\nc";
         assert_eq!(harmless_lines(text), "a b\u{fffd}[31m\u{fffd}1m\u{fffd}\u{fffd}\nc");
+    }
+
+    #[test]
+    fn json_commands_no_terminal_and_stays_what_it_is() {
+        let text = "a\t\n\x1b[31m\u{9b}1m\u{7f}\u{202e}é\u{fffd}";
+        let json = json(&[text]).unwrap();
+        assert_eq!(json, "[\n  \"a\\t\\n\\u001b[31m\\u009b1m\\u007f\\u202eé\u{fffd}\"\n]\n");
+        assert_eq!(serde_json::from_str::<[String; 1]>(&json).unwrap(), [text]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use clap::Args;
 
 use super::serve::runtime;
 use super::status::LOOK_LIMIT;
-use super::text::{print, width};
+use super::text::{json, print, width};
 use crate::serve::look::Look;
 use finding::{Finding, Report, State};
 use sources::Judge;
@@ -50,7 +50,7 @@ impl Check {
         // A source that hangs must not keep the command.
         runtime.shutdown_background();
         if self.json {
-            print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
+            print(&json(&report)?)?;
         } else {
             print(&report.text(width()))?;
         }

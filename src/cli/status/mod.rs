@@ -102,7 +102,7 @@ impl Status {
         let json = eye.look().await?;
         if self.json {
             let value: serde_json::Value = serde_json::from_slice(&json).context("the answer is not JSON")?;
-            return print(&(serde_json::to_string_pretty(&value)? + "\n"));
+            return print(&super::text::json(&value)?);
         }
         let width = columns().unwrap_or(usize::MAX);
         print(&screen::text(&lines(&json, note, width, self.all)?, width, has_color()))
